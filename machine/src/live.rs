@@ -1,0 +1,66 @@
+//! The part of the tables that is kept in memory: registry, unfinished messages, slots, rules. A
+//! function of the writes alone, so every store and every test can share it.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use reach_protocol::{AgentId, MessageState, MsgId, RulesRecord, agent::AgentRecord, message::MessageRecord};
+
+use crate::rows::{Slot, Write};
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Live {
+    pub rules: Arc<RulesRecord>,
+    pub agents: BTreeMap<AgentId, Arc<AgentRecord>>,
+    /// Unfinished ones only.
+    pub messages: BTreeMap<MsgId, Arc<MessageRecord>>,
+    pub slots: BTreeMap<AgentId, BTreeMap<MsgId, Slot>>,
+    /// How many of `messages` are pending.
+    pub waiting: u64,
+}
+
+impl Live {
+    /// Brings the memory to where `write` brings the tables.
+    pub fn write(&mut self, write: &Write) {
+        match write {
+            Write::PutRules(rules) => self.rules = rules.clone(),
+            Write::PutAgent(record) => {
+                self.agents.insert(record.agent_id().clone(), record.clone());
+            }
+            Write::RemoveAgent { agent_id, .. } => {
+                self.agents.remove(agent_id);
+            }
+            Write::PutMessage(record) => {
+                let is_waiting =
+                    |record: &MessageRecord| matches!(record.state, MessageState::Pending { .. });
+                let before = if record.state.is_final() {
+                    self.messages.remove(&record.msg_id)
+                } else {
+                    self.messages.insert(record.msg_id.clone(), record.clone())
+                };
+                self.waiting += u64::from(is_waiting(record));
+                self.waiting -= u64::from(before.is_some_and(|before| is_waiting(&before)));
+            }
+            Write::PutSlot { agent_id, msg_id, slot } => {
+                self.slots.entry(agent_id.clone()).or_default().insert(msg_id.clone(), slot.clone());
+            }
+            Write::RemoveSlot { agent_id, msg_id } => {
+                if let Some(slots) = self.slots.get_mut(agent_id) {
+                    slots.remove(msg_id);
+                    if slots.is_empty() {
+                        self.slots.remove(agent_id);
+                    }
+                }
+            }
+            Write::PutEnvelope { .. }
+            | Write::PutResult { .. }
+            | Write::PutDelivered { .. }
+            | Write::PutTrace { .. }
+            | Write::PutHop { .. }
+            | Write::PutEvent(_) => {}
+        }
+    }
+
+    pub fn slots_taken(&self, agent_id: &AgentId) -> u32 {
+        self.slots.get(agent_id).map_or(0, |slots| slots.len() as u32)
+    }
+}

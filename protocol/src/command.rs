@@ -1,0 +1,217 @@
+//! What may be proposed to the log. A command carries every input its effect needs: who asks, which
+//! attempt and instance it means, and the choice that was made. Apply checks, it never chooses.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    agent::{AgentRecord, AgentState, Registration, StateReason},
+    envelope::{Envelope, Target},
+    error::ErrorReply,
+    id::{AgentId, InstanceId, MsgId, Name, NodeId, TraceId},
+    json::Json,
+    message::{Holder, MessageRecord, PendingReason, Warning},
+    money::Money,
+    rules::{Rules, RulesRecord},
+    stamp::Stamp,
+};
+
+/// One entry of the log: commands that were proposed together and share a stamp.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    pub stamp: Stamp,
+    /// The term its proposer led in. Apply takes no notice of an entry that a later term committed:
+    /// the decisions in it were made on a view that is gone.
+    pub term: u64,
+    pub commands: Vec<Command>,
+}
+
+/// Who asks, as the certificate says. Believed only from the node that checked it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Principal {
+    Agent(AgentId),
+    /// May act for every agent whose id begins with its name and a colon.
+    Host(Name),
+    User(Name),
+    Node(NodeId),
+}
+
+impl Principal {
+    /// Whether this identity may speak as `agent_id`.
+    pub fn acts_for(&self, agent_id: &AgentId) -> bool {
+        match self {
+            Self::Agent(own) => own == agent_id,
+            Self::Host(name) => {
+                agent_id.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with(':'))
+            }
+            Self::User(_) => *agent_id == self.own_agent_id(),
+            Self::Node(_) => false,
+        }
+    }
+
+    /// The `source.agent_id` of what this identity sends on its own account.
+    pub fn own_agent_id(&self) -> AgentId {
+        let text = match self {
+            Self::Agent(id) => return id.clone(),
+            Self::Host(name) => format!("host:{name}"),
+            Self::User(name) => format!("user:{name}"),
+            Self::Node(id) => format!("node:{id}"),
+        };
+        AgentId::parse(&text[..text.len().min(64)]).expect("names consist of id characters")
+    }
+}
+
+impl fmt::Display for Principal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Agent(id) => write!(f, "agent/{id}"),
+            Self::Host(name) => write!(f, "host/{name}"),
+            Self::User(name) => write!(f, "user/{name}"),
+            Self::Node(id) => write!(f, "node/{id}"),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Command {
+    /// The cluster's first entry: its first rules. A second one changes nothing.
+    Init {
+        cluster: Name,
+        rules: Box<Rules>,
+    },
+    /// Upsert of an agent. `started_ms` is used only when the instance is new here.
+    Register {
+        registration: Box<Registration>,
+        instance: InstanceId,
+        started_ms: u64,
+        author: Principal,
+    },
+    Remove {
+        agent_id: AgentId,
+        author: Principal,
+    },
+    /// A change of liveness; void unless instance and sequence are the current ones.
+    SetLiveness {
+        agent_id: AgentId,
+        instance: InstanceId,
+        liveness_seq: u64,
+        state: AgentState,
+        reason: StateReason,
+    },
+    Submit(Box<Submit>),
+    /// The scheduler's choice for a waiting message.
+    Assign {
+        msg_id: MsgId,
+        attempt: u32,
+        holder: Holder,
+        warnings: Vec<Warning>,
+    },
+    /// It was sent to the agent and `received` has not come back yet.
+    Dispatched {
+        msg_id: MsgId,
+        attempt: u32,
+        holder: Holder,
+    },
+    /// The agent has it on its disk.
+    Received {
+        msg_id: MsgId,
+        attempt: u32,
+        holder: Holder,
+    },
+    Complete {
+        msg_id: MsgId,
+        attempt: u32,
+        holder: Holder,
+        excerpt: String,
+        result: Json,
+        cost: Option<Money>,
+    },
+    Fail {
+        msg_id: MsgId,
+        attempt: u32,
+        holder: Holder,
+        reason: FailReason,
+        message: String,
+    },
+    /// The agent has let go of an attempt that is no longer its own: its slot is free.
+    Release {
+        msg_id: MsgId,
+        attempt: u32,
+        holder: Holder,
+    },
+    /// The attempt ends before `received`; the message waits again.
+    Return {
+        msg_id: MsgId,
+        attempt: u32,
+        holder: Holder,
+        reason: PendingReason,
+    },
+    /// The deadline has passed by the entry's stamp.
+    TimeOut {
+        msg_id: MsgId,
+    },
+    /// Nobody can take a message that was never matched; `error` is its end.
+    GiveUp {
+        msg_id: MsgId,
+        error: Box<ErrorReply>,
+    },
+    /// The slot was held for too long by an attempt that ended.
+    FreeSlot {
+        agent_id: AgentId,
+        msg_id: MsgId,
+        attempt: u32,
+    },
+    /// A whole new rules document, checked at the edge.
+    ApplyRules {
+        rules: Box<Rules>,
+        text: String,
+        expect: Option<u64>,
+        author: Principal,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Submit {
+    pub msg_id: MsgId,
+    pub trace_id: TraceId,
+    /// Whole, as the caller gave it, ids and source filled in.
+    pub envelope: Envelope,
+    pub source: AgentId,
+    pub target: Target,
+    pub content_hash: [u8; 16],
+    pub shape: String,
+    /// Time it has from acceptance, in milliseconds.
+    pub expires_in_ms: u64,
+    pub author: Principal,
+    pub decision: Decision,
+}
+
+/// What the leader chose for a submission.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Decision {
+    Give { holder: Holder, warnings: Vec<Warning> },
+    Wait { reason: PendingReason, warnings: Vec<Warning> },
+}
+
+/// Why an agent could not do it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailReason {
+    Error,
+    Unparseable,
+    Refused,
+    Busy,
+}
+
+/// What apply answers. A refusal is a reply like any other; a repeat gets the first one's.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Reply {
+    Done,
+    Agent(Box<AgentRecord>),
+    Message(Box<MessageRecord>),
+    Rules(Box<RulesRecord>),
+    Refused(Box<ErrorReply>),
+    /// A later term committed the entry: nothing happened, propose again.
+    Void,
+}

@@ -1,0 +1,162 @@
+//! The one shape of an error and the closed list of its codes.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::id::{MsgId, Tag, TraceId};
+
+macro_rules! codes {
+    ($($(#[$doc:meta])* $name:ident $text:literal exit $exit:literal retry $retry:literal;)*) => {
+        /// What went wrong, in one word that programs may rely on.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub enum Code { $($(#[$doc])* #[serde(rename = $text)] $name,)* }
+
+        impl Code {
+            pub const ALL: &'static [Code] = &[$(Code::$name),*];
+
+            pub fn as_str(self) -> &'static str {
+                match self { $(Code::$name => $text),* }
+            }
+
+            /// The exit status of a command that ends with this code.
+            pub fn exit_status(self) -> u8 {
+                match self { $(Code::$name => $exit),* }
+            }
+
+            /// Whether the same request, with the same `msg_id`, may be sent again.
+            pub fn retryable(self) -> bool {
+                match self { $(Code::$name => $retry),* }
+            }
+        }
+    };
+}
+
+codes! {
+    /// The request breaks a rule; `field` names where.
+    Invalid "invalid" exit 3 retry false;
+    UnversionedType "unversioned_type" exit 3 retry false;
+    /// `parent_msg_id` names no message that was delivered to the sender.
+    UnknownParent "unknown_parent" exit 3 retry false;
+    Unauthenticated "unauthenticated" exit 3 retry false;
+    Forbidden "forbidden" exit 3 retry false;
+    NotFound "not_found" exit 3 retry false;
+    Gone "gone" exit 3 retry false;
+    /// The `msg_id` is taken by a message with other content.
+    MsgIdConflict "msg_id_conflict" exit 3 retry false;
+    IllegalTransition "illegal_transition" exit 3 retry false;
+    RevisionConflict "revision_conflict" exit 3 retry false;
+    /// A later run of this agent has taken its place: stop this one.
+    StaleInstance "stale_instance" exit 3 retry false;
+    /// The attempt is no longer the current one: drop it.
+    StaleAttempt "stale_attempt" exit 3 retry false;
+    TooLarge "too_large" exit 3 retry false;
+    NoCandidate "no_candidate" exit 3 retry false;
+    /// Too much is waiting; `retry_after_ms` says when to come back.
+    Overloaded "overloaded" exit 4 retry true;
+    NoLeader "no_leader" exit 4 retry true;
+    NoMajority "no_majority" exit 4 retry true;
+    DiskFull "disk_full" exit 4 retry true;
+    NodeDraining "node_draining" exit 4 retry true;
+    /// No answer came. What was asked may still happen: ask by `msg_id`.
+    OutcomeUnknown "outcome_unknown" exit 5 retry true;
+    /// An end of a message: its agent reported an error.
+    AgentError "agent_error" exit 1 retry false;
+    /// An end of a message: its agent could not parse the content.
+    Unparseable "unparseable" exit 1 retry false;
+    /// An end of a message: every attempt was used up.
+    AttemptsExhausted "attempts_exhausted" exit 1 retry false;
+    /// An end of a message: its deadline passed.
+    Expired "expired" exit 1 retry false;
+    /// An end of a message: its agent refused it.
+    Rejected "rejected" exit 1 retry false;
+    /// A defect of the product; worth a report.
+    Internal "internal" exit 10 retry false;
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What a person or a program needs besides the code to go on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hint {
+    /// Required capabilities that no agent declares.
+    pub missing: Option<Vec<Tag>>,
+    /// Declared capabilities with the most similar names.
+    pub nearest: Option<Vec<Tag>>,
+    pub queue_depth: Option<u64>,
+    pub free_slots: Option<u64>,
+}
+
+/// The one error shape. The message names the thing and the way out, never content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub struct ErrorReply {
+    pub code: Code,
+    pub message: String,
+    pub field: Option<String>,
+    pub retryable: bool,
+    pub retry_after_ms: Option<u64>,
+    pub trace_id: Option<TraceId>,
+    pub msg_id: Option<MsgId>,
+    pub hint: Option<Box<Hint>>,
+}
+
+impl ErrorReply {
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            field: None,
+            retryable: code.retryable(),
+            retry_after_ms: None,
+            trace_id: None,
+            msg_id: None,
+            hint: None,
+        }
+    }
+
+    /// `invalid`, naming the field.
+    pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { field: Some(field.into()), ..Self::new(Code::Invalid, message) }
+    }
+
+    /// `too_large`, naming the field, its size and the limit, in bytes.
+    pub fn too_large(field: impl Into<String>, size: usize, limit: usize) -> Self {
+        let field = field.into();
+        let message = format!("{field} has {size} bytes; the limit is {limit}");
+        Self { field: Some(field), ..Self::new(Code::TooLarge, message) }
+    }
+
+    pub fn with_msg_id(self, msg_id: &MsgId) -> Self {
+        Self { msg_id: Some(msg_id.clone()), ..self }
+    }
+
+    pub fn with_retry_after_ms(self, retry_after_ms: u64) -> Self {
+        Self { retry_after_ms: Some(retry_after_ms), ..self }
+    }
+
+    pub fn with_hint(self, hint: Hint) -> Self {
+        Self { hint: Some(Box::new(hint)), ..self }
+    }
+}
+
+impl fmt::Display for ErrorReply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.code, self.message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_is_written_as_it_is_named() {
+        for code in Code::ALL {
+            assert_eq!(serde_json::to_string(code).unwrap(), format!("\"{}\"", code.as_str()));
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! What passes over a link. A client's link carries [`ClientFrame`]s up and [`NodeFrame`]s down, a
+//! link between nodes carries [`PeerFrame`]s both ways. Each is one codec value.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    agent::{AgentRecord, AgentState, Registration},
+    command::{Command, FailReason, Principal, Reply},
+    envelope::{Envelope, Response},
+    error::ErrorReply,
+    id::{AgentId, InstanceId, MsgId, Name, NodeId, TraceId},
+    json::Json,
+    message::{Hop, MessageRecord},
+    money::Money,
+    rules::RulesRecord,
+    stamp::Stamp,
+};
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum ClientFrame {
+    /// First on every link.
+    Hello { cluster: Name },
+    /// Answered by a `NodeFrame::Response` with the same id, within `timeout_ms`.
+    Request { id: u64, timeout_ms: u64, request: Request },
+    /// Level 1: the process is alive. `seq` comes back in `Beaten`.
+    Beat { agent_id: AgentId, instance: InstanceId, seq: u64 },
+    /// Level 2: the agent's own loop answers the echo it read from its dispatch stream.
+    Echo { agent_id: AgentId, instance: InstanceId, seq: u64 },
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum NodeFrame {
+    Welcome(Welcome),
+    Response {
+        id: u64,
+        response: Result<Box<Answer>, Box<ErrorReply>>,
+    },
+    Beaten {
+        agent_id: AgentId,
+        seq: u64,
+    },
+    Echo {
+        agent_id: AgentId,
+        seq: u64,
+    },
+    /// A task for an agent attached to this link; sent again until it is `received`.
+    Deliver(Box<Delivery>),
+    /// Stop the attempt, forget it, and answer with `Request::Release`.
+    Cancel {
+        agent_id: AgentId,
+        msg_id: MsgId,
+        attempt: u32,
+    },
+    /// This run has been replaced or removed: stop it.
+    Fenced {
+        agent_id: AgentId,
+        error: Box<ErrorReply>,
+    },
+    /// The node is going: move to another one.
+    Goodbye,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Welcome {
+    pub node_id: NodeId,
+    pub principal: Principal,
+    pub stamp: Stamp,
+    /// Client addresses of the cluster's nodes, the answering one first.
+    pub endpoints: Vec<String>,
+    pub heartbeat_ms: u64,
+    pub ttl_ms: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Delivery {
+    pub agent_id: AgentId,
+    pub msg_id: MsgId,
+    pub trace_id: TraceId,
+    pub flow_seq: u64,
+    pub attempt: u32,
+    /// Time it has left, in milliseconds; agents get remaining times, never instants.
+    pub expires_in_ms: u64,
+    pub envelope: Envelope,
+}
+
+/// An attempt that a starting or re-attaching agent finds in its inbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    pub msg_id: MsgId,
+    pub attempt: u32,
+    /// Its result is stored, and waits to be sent.
+    pub finished: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// It is yours: run it, or go on.
+    Keep,
+    /// It is not yours any more: drop it.
+    Cancel,
+    /// It is yours and you are done: send the result.
+    SendResult,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Request {
+    Register {
+        registration: Box<Registration>,
+        instance: InstanceId,
+        uptime_ms: u64,
+    },
+    /// Makes this link the agent's session and says which attempts it holds.
+    Attach {
+        agent_id: AgentId,
+        instance: InstanceId,
+        held: Vec<Held>,
+    },
+    /// No new tasks, please.
+    Drain {
+        agent_id: AgentId,
+        instance: InstanceId,
+    },
+    /// The run ends cleanly.
+    Detach {
+        agent_id: AgentId,
+        instance: InstanceId,
+    },
+    Remove {
+        agent_id: AgentId,
+    },
+    Received {
+        agent_id: AgentId,
+        instance: InstanceId,
+        msg_id: MsgId,
+        attempt: u32,
+    },
+    Complete {
+        agent_id: AgentId,
+        instance: InstanceId,
+        msg_id: MsgId,
+        attempt: u32,
+        excerpt: String,
+        result: Json,
+        cost: Option<Money>,
+    },
+    Fail {
+        agent_id: AgentId,
+        instance: InstanceId,
+        msg_id: MsgId,
+        attempt: u32,
+        reason: FailReason,
+        message: String,
+    },
+    Release {
+        agent_id: AgentId,
+        instance: InstanceId,
+        msg_id: MsgId,
+        attempt: u32,
+    },
+
+    /// `sent_at_ms`: the sender's calendar (Unix milliseconds), to read `expire_at` by. With
+    /// `wait_ms` the answer waits that long for the message's end.
+    Submit {
+        envelope: Box<Envelope>,
+        sent_at_ms: Option<u64>,
+        wait_ms: Option<u64>,
+    },
+    Message {
+        msg_id: MsgId,
+        wait_ms: Option<u64>,
+        stale: bool,
+    },
+    Payload {
+        msg_id: MsgId,
+    },
+    Result {
+        msg_id: MsgId,
+    },
+    Trace {
+        trace_id: TraceId,
+    },
+    Messages {
+        limit: u32,
+        after: Option<MsgId>,
+    },
+    Agents {
+        state: Option<AgentState>,
+        capability: Option<crate::id::Tag>,
+        metadata: Option<(String, String)>,
+        limit: u32,
+        after: Option<AgentId>,
+    },
+    Agent {
+        agent_id: AgentId,
+    },
+    Cluster,
+    Initialise,
+    Rules,
+    ApplyRules {
+        text: String,
+        expect: Option<u64>,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Answer {
+    Done,
+    Registered {
+        instance: InstanceId,
+        heartbeat_ms: u64,
+        ttl_ms: u64,
+    },
+    Attached {
+        verdicts: Vec<Verdict>,
+    },
+    /// The message as it stands; with its end, `response` is the caller's answer.
+    Message(Box<MessageView>),
+    Body(Json),
+    Trace {
+        hops: Vec<Hop>,
+        messages: Vec<MessageRecord>,
+        as_of: Stamp,
+    },
+    Messages {
+        items: Vec<MessageRecord>,
+        next: Option<MsgId>,
+        as_of: Stamp,
+    },
+    Agents {
+        items: Vec<AgentView>,
+        next: Option<AgentId>,
+        as_of: Stamp,
+    },
+    Agent(Box<AgentView>),
+    Cluster(Box<ClusterView>),
+    Rules(Box<RulesRecord>),
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MessageView {
+    pub record: MessageRecord,
+    pub response: Option<Response>,
+    /// The message's own transitions, when they were asked for by `Request::Message` without a wait.
+    pub hops: Vec<Hop>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AgentView {
+    pub record: AgentRecord,
+    /// Slots taken now.
+    pub running: u32,
+    /// Ages of both heartbeats, in milliseconds, and the node that heard them; none when no node has.
+    pub heard: Option<Heard>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heard {
+    pub node: NodeId,
+    pub level1_age_ms: u64,
+    pub level2_age_ms: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ClusterView {
+    pub cluster: Name,
+    pub leader: Option<NodeId>,
+    pub term: u64,
+    pub nodes: Vec<NodeView>,
+    pub agents: u64,
+    pub unfinished: u64,
+    pub rules_revision: u64,
+    pub as_of: Stamp,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeView {
+    pub node_id: NodeId,
+    pub client_addr: String,
+    pub peer_addr: String,
+    /// None when it did not answer.
+    pub report: Option<NodeReport>,
+}
+
+/// What a node says of itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeReport {
+    pub pid: u32,
+    pub role: Role,
+    pub term: u64,
+    pub applied: u64,
+    /// Of every write up to `applied`: equal on all nodes at the same position.
+    pub state_hash: u64,
+    /// This node's calendar against the cluster's, in milliseconds.
+    pub offset_ms: i64,
+    pub sessions: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    Leader,
+    Follower,
+    Learner,
+    Candidate,
+}
+
+impl Role {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Leader => "leader",
+            Self::Follower => "follower",
+            Self::Learner => "learner",
+            Self::Candidate => "candidate",
+        }
+    }
+}
+
+/// Between nodes, besides the Raft streams.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum PeerFrame {
+    /// Commands for the leader, of clients attached to the sender. Answered by `Proposed`.
+    Propose {
+        id: u64,
+        commands: Vec<Command>,
+    },
+    Proposed {
+        id: u64,
+        result: Result<Vec<Reply>, Box<ErrorReply>>,
+    },
+    /// Asks the leader for a position up to which a read must wait. Answered by `ReadAt`.
+    ReadIndex {
+        id: u64,
+    },
+    ReadAt {
+        id: u64,
+        result: Result<u64, Box<ErrorReply>>,
+    },
+    /// Ages of the heartbeats of the agents that the sender holds, once a second.
+    Ages {
+        ages: Vec<Age>,
+    },
+    /// The sender's estimate of cluster time; only the leader's counts.
+    Clock {
+        term: u64,
+        stamp: Stamp,
+    },
+    Report {
+        id: u64,
+    },
+    Reported {
+        id: u64,
+        report: NodeReport,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Age {
+    pub agent_id: AgentId,
+    pub instance: InstanceId,
+    pub level1_age_ms: u64,
+    pub level2_age_ms: u64,
+}

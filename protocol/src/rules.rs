@@ -1,0 +1,140 @@
+//! The rules: one replicated, versioned document, in force on every node alike.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{command::Principal, id::Name, limits::Limits, stamp::Stamp};
+
+/// Every key has a default, and an unknown key is an error.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Rules {
+    pub liveness: Liveness,
+    pub delivery: Delivery,
+    pub routing: Routing,
+    pub limits: Limits,
+    pub grants: Grants,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Liveness {
+    /// How often an agent beats at both levels, in milliseconds.
+    pub heartbeat_ms: u64,
+    /// Silence after which a level has lapsed, in milliseconds.
+    pub ttl_ms: u64,
+}
+
+impl Default for Liveness {
+    fn default() -> Self {
+        Self { heartbeat_ms: 3_000, ttl_ms: 9_000 }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Delivery {
+    /// Without `received` for this long, the same attempt is sent again, in milliseconds.
+    pub resend_after_ms: u64,
+    /// Without `received` for this long, the attempt ends and another agent is tried.
+    pub give_back_after_ms: u64,
+    /// Attempts that may end before `received`; then the message fails.
+    pub attempts_max: u32,
+    /// The deadline of a message that names none, in milliseconds after acceptance.
+    pub expires_in_ms: u64,
+    /// How long a slot may stay taken by an attempt whose message has ended.
+    pub stuck_slot_ms: u64,
+}
+
+impl Default for Delivery {
+    fn default() -> Self {
+        Self {
+            resend_after_ms: 5_000,
+            give_back_after_ms: 10_000,
+            attempts_max: 5,
+            expires_in_ms: 15 * 60 * 1000,
+            stuck_slot_ms: 10 * 60 * 1000,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Routing {
+    /// How long a new message waits while those who could take it are not ready, in milliseconds.
+    pub wait_for_agent_ms: u64,
+    /// Messages that may wait for an agent at once; at the cap submissions are refused with
+    /// `overloaded`.
+    pub waiting_max: u64,
+}
+
+impl Default for Routing {
+    fn default() -> Self {
+        Self { wait_for_agent_ms: 10_000, waiting_max: 1_000_000 }
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Grants {
+    /// Users that may change rules and remove agents.
+    pub operators: Vec<Name>,
+}
+
+impl Rules {
+    pub fn is_operator(&self, principal: &Principal) -> bool {
+        matches!(principal, Principal::User(name) if self.grants.operators.contains(name))
+    }
+
+    /// What types alone can't say. The error names the key and the range.
+    pub fn validate(&self) -> Result<(), String> {
+        let ranges = [
+            ("liveness.heartbeat_ms", self.liveness.heartbeat_ms, 100, 60_000),
+            ("liveness.ttl_ms", self.liveness.ttl_ms, 300, 600_000),
+            ("delivery.resend_after_ms", self.delivery.resend_after_ms, 100, 600_000),
+            ("delivery.give_back_after_ms", self.delivery.give_back_after_ms, 200, 600_000),
+            ("delivery.attempts_max", self.delivery.attempts_max.into(), 1, 100),
+            ("delivery.expires_in_ms", self.delivery.expires_in_ms, 1, crate::envelope::EXPIRES_IN_MAX_MS),
+            ("delivery.stuck_slot_ms", self.delivery.stuck_slot_ms, 1_000, 86_400_000),
+            ("routing.wait_for_agent_ms", self.routing.wait_for_agent_ms, 0, 3_600_000),
+            ("routing.waiting_max", self.routing.waiting_max, 1, 100_000_000),
+            ("limits.payload_bytes", self.limits.payload_bytes as u64, 1_024, crate::limits::BODY_MAX as u64),
+            ("limits.result_bytes", self.limits.result_bytes as u64, 1_024, crate::limits::BODY_MAX as u64),
+            ("limits.intent_bytes", self.limits.intent_bytes as u64, 1, 65_536),
+            ("limits.excerpt_bytes", self.limits.excerpt_bytes as u64, 1, 65_536),
+            ("limits.capabilities", self.limits.capabilities as u64, 1, 10_000),
+            ("limits.metadata_bytes", self.limits.metadata_bytes as u64, 1, 1 << 20),
+            ("limits.preferred_agents", self.limits.preferred_agents as u64, 1, 1_000),
+        ];
+        for (key, value, min, max) in ranges {
+            if !(min..=max).contains(&value) {
+                return Err(format!("{key} is {value}; it must be from {min} to {max}"));
+            }
+        }
+        if self.liveness.ttl_ms < 2 * self.liveness.heartbeat_ms {
+            return Err(format!(
+                "liveness.ttl_ms is {}; it must be at least twice liveness.heartbeat_ms ({})",
+                self.liveness.ttl_ms, self.liveness.heartbeat_ms
+            ));
+        }
+        if self.delivery.give_back_after_ms <= self.delivery.resend_after_ms {
+            return Err(format!(
+                "delivery.give_back_after_ms is {}; it must be above delivery.resend_after_ms ({})",
+                self.delivery.give_back_after_ms, self.delivery.resend_after_ms
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The document in force, with who made it and when.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RulesRecord {
+    /// Counts the documents, from 1. 0: the cluster has not been initialised.
+    pub revision: u64,
+    pub rules: Rules,
+    /// As it was written, comments included; empty for the defaults.
+    pub text: String,
+    pub author: Option<Principal>,
+    pub at: Stamp,
+    pub cluster: Option<Name>,
+}

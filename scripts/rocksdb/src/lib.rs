@@ -1,0 +1,1 @@
+//! Nothing of its own: the crate exists to have its dependency built.

@@ -1,0 +1,7 @@
+//! Where a node keeps the Raft log and the replicated tables.
+
+pub mod store;
+
+pub use store::{
+    Applied, Batch, Checkpoint, CheckpointFile, Done, EntryFacts, LogBounds, LogStore, MetaKey, Tables,
+};

@@ -2,6 +2,4 @@
 
 pub mod store;
 
-pub use store::{
-    Applied, Batch, Checkpoint, CheckpointFile, Done, EntryFacts, LogBounds, LogStore, MetaKey, Tables,
-};
+pub use store::{Applied, Batch, Checkpoint, CheckpointFile, Done, LogBounds, LogStore, MetaKey, Tables};

@@ -5,7 +5,7 @@ use std::{fmt::Debug, io, path::PathBuf, sync::Arc};
 
 use bytes::Bytes;
 use reach_machine::{Live, Rows, Write};
-use reach_protocol::{Envelope, Fact, Json, MsgId, TraceId, message::Hop, message::MessageRecord};
+use reach_protocol::{AgentId, Envelope, Json, MsgId, TraceId, message::Hop, message::MessageRecord};
 
 /// Called once, when the write is on the disk, or with the error that ends the process.
 pub type Done = Box<dyn FnOnce(io::Result<()>) + Send>;
@@ -93,7 +93,7 @@ pub trait Tables: Send + Sync + Debug + 'static {
     /// Hops of a trace in order, at most `max`.
     fn hops(&self, trace_id: &TraceId, max: usize) -> io::Result<Vec<Hop>>;
     /// Whether this message was ever received by this agent.
-    fn was_delivered(&self, msg_id: &MsgId, agent_id: &reach_protocol::AgentId) -> io::Result<bool>;
+    fn was_delivered(&self, msg_id: &MsgId, agent_id: &AgentId) -> io::Result<bool>;
     /// Messages in order of acceptance, newest first, those accepted before `after` (exclusive).
     fn messages(&self, after: Option<&MsgId>, max: usize) -> io::Result<Vec<Arc<MessageRecord>>>;
     /// Every row, keys and values as bytes in key order, fed to `visit`: what a byte-by-byte
@@ -115,11 +115,4 @@ pub trait Batch: Rows {
     /// An entry ends here: `index` and the caller's `mark` are the position.
     fn advance(&mut self, index: u64, mark: Bytes);
     fn commit(self: Box<Self>) -> io::Result<Applied>;
-}
-
-/// Facts of one entry, as the applier publishes them.
-#[derive(Clone, Debug)]
-pub struct EntryFacts {
-    pub index: u64,
-    pub facts: Vec<Fact>,
 }

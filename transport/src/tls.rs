@@ -1,0 +1,378 @@
+//! The TLS side of a door: which authority signs, which certificates pass, and what is said to
+//! those that don't. A verifier checks the chain; whom the certificate speaks for is read from it
+//! afterwards by [`identity_of`], before the connection is handed to anyone.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use rustls::{
+    CertificateError, DigitallySignedStruct, DistinguishedName, OtherError, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::{CryptoProvider, ring},
+    server::danger::{ClientCertVerified, ClientCertVerifier},
+};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, TrustAnchor, UnixTime, pem::PemObject};
+use webpki::{EndEntityCert, KeyUsage};
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+
+use crate::{authority::CertificateInfo, endpoint::Door, error::Error, identity::Identity};
+
+/// Nodes are known by the identity in their certificate, not by a host name; TLS wants one anyway.
+pub(crate) const SERVER_NAME: &str = "agent-reach";
+
+/// A date that is wrong by less than this is taken for a wrong clock and accepted.
+const SKEW_MAX: Duration = Duration::from_secs(48 * 3600);
+
+/// Credentials, read and found to belong together.
+pub(crate) struct Material {
+    provider: Arc<CryptoProvider>,
+    anchors: Arc<Vec<TrustAnchor<'static>>>,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    pub(crate) own: CertificateInfo,
+}
+
+impl Material {
+    pub(crate) fn new(credentials: &crate::Credentials) -> Result<Self, Error> {
+        Self::named(credentials, ["authority (ca_pem)", "certificate (cert_pem)", "key (key_pem)"])
+    }
+
+    /// `names` stand in the errors for the authority, the certificate and the key.
+    pub(crate) fn named(credentials: &crate::Credentials, [ca, cert, key]: [&str; 3]) -> Result<Self, Error> {
+        let authorities = certificates(&credentials.ca_pem, ca)?;
+        let chain = certificates(&credentials.cert_pem, cert)?;
+        let private = PrivateKeyDer::from_pem_slice(credentials.key_pem.as_bytes())
+            .map_err(|_| Error::certificate(key, "not a private key in PEM form"))?;
+        let anchors: Vec<_> = authorities
+            .iter()
+            .map(|der| webpki::anchor_from_trusted_cert(der).map(|anchor| anchor.to_owned()))
+            .collect::<Result<_, _>>()
+            .map_err(|error| Error::certificate(ca, format!("not a usable authority ({error})")))?;
+        let own = describe(&chain[0]).map_err(|reason| Error::certificate(cert, reason))?;
+        same_key(&chain[0], private.secret_der())
+            .map_err(|reason| Error::certificate(key, format!("{reason} ({cert})")))?;
+        let material = Self {
+            provider: Arc::new(ring::default_provider()),
+            anchors: Arc::new(anchors),
+            chain,
+            key: private,
+            own,
+        };
+        let verifier = material.verifier(Whose::Own);
+        verifier
+            .check(&material.chain[0], &material.chain[1..], KeyUsage::client_auth(), UnixTime::now())
+            .map_err(|refusal| match refusal {
+                Refusal::Unsigned(_) => {
+                    Error::certificate(cert, format!("not signed by the authority in {ca}"))
+                }
+                other => Error::certificate(cert, other.to_string()),
+            })?;
+        Ok(material)
+    }
+
+    pub(crate) fn server_config(&self, door: Door) -> Result<rustls::ServerConfig, Error> {
+        let mut config = rustls::ServerConfig::builder_with_provider(self.provider.clone())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .expect("ring has TLS 1.3")
+            .with_client_cert_verifier(Arc::new(self.verifier(Whose::Dialer(door))))
+            .with_single_cert(self.chain.clone(), self.key.clone_key())
+            .map_err(|error| Error::certificate("certificate", error.to_string()))?;
+        config.alpn_protocols = vec![door.alpn().to_vec()];
+        // A resumed session would skip the certificate check, and early data can be replayed.
+        config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        config.max_early_data_size = 0;
+        Ok(config)
+    }
+
+    pub(crate) fn client_config(&self, door: Door) -> Result<rustls::ClientConfig, Error> {
+        let mut config = rustls::ClientConfig::builder_with_provider(self.provider.clone())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .expect("ring has TLS 1.3")
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(self.verifier(Whose::Node)))
+            .with_client_auth_cert(self.chain.clone(), self.key.clone_key())
+            .map_err(|error| Error::certificate("certificate", error.to_string()))?;
+        config.alpn_protocols = vec![door.alpn().to_vec()];
+        config.resumption = rustls::client::Resumption::disabled();
+        config.enable_early_data = false;
+        config.enable_sni = false;
+        Ok(config)
+    }
+
+    fn verifier(&self, whose: Whose) -> Verifier {
+        Verifier { provider: self.provider.clone(), anchors: self.anchors.clone(), whose }
+    }
+}
+
+/// Whose certificate a verifier looks at: decides the words of a refusal.
+#[derive(Clone, Copy, Debug)]
+enum Whose {
+    Own,
+    Dialer(Door),
+    Node,
+}
+
+#[derive(Debug)]
+struct Verifier {
+    provider: Arc<CryptoProvider>,
+    anchors: Arc<Vec<TrustAnchor<'static>>>,
+    whose: Whose,
+}
+
+/// Why a chain did not pass. The text reaches the other side as the reason of the closing, so it
+/// tells nothing but what that side sent, and the time.
+#[derive(Debug)]
+enum Refusal {
+    Unsigned(Whose),
+    Expired { at: Timestamp, now: Timestamp },
+    NotYet { at: Timestamp, now: Timestamp },
+    Purpose,
+    Broken(webpki::Error),
+}
+
+impl std::error::Error for Refusal {}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unsigned(Whose::Node) => f.write_str(
+                "the node's certificate is not signed by the authority this side trusts: check the address, and that the CA file is of this cluster",
+            ),
+            Self::Unsigned(Whose::Dialer(door)) => write!(
+                f,
+                "the certificate is not signed by this cluster's {} CA: have one issued with `agent-reach certs issue`",
+                door.authority()
+            ),
+            Self::Unsigned(Whose::Own) => f.write_str("not signed by its authority"),
+            Self::Expired { at, now } => write!(
+                f,
+                "the certificate expired at {at} and the clock of who checked it says {now}: check the clock of both machines, then have a new one issued"
+            ),
+            Self::NotYet { at, now } => write!(
+                f,
+                "the certificate is not valid before {at} and the clock of who checked it says {now}: check the clock of both machines"
+            ),
+            Self::Purpose => f.write_str(
+                "the certificate was not issued for this use: only a node's certificate can stand behind an address",
+            ),
+            Self::Broken(error) => write!(f, "the certificate can't be read ({error})"),
+        }
+    }
+}
+
+impl Verifier {
+    /// Strict in all but the dates: those are looked at as of the nearest time at which they
+    /// hold, as long as that is less than `SKEW_MAX` away.
+    fn check(
+        &self,
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        usage: KeyUsage,
+        now: UnixTime,
+    ) -> Result<(), Refusal> {
+        let cert = EndEntityCert::try_from(leaf).map_err(Refusal::Broken)?;
+        let algorithms = self.provider.signature_verification_algorithms.all;
+        let mut at = now;
+        // Each certificate of a chain can move the time once.
+        for _ in 0..=intermediates.len() + 1 {
+            let result =
+                cert.verify_for_usage(algorithms, &self.anchors, intermediates, at, usage, None, None);
+            let limit = match result {
+                Ok(_) if at == now => return Ok(()),
+                Ok(_) => {
+                    tracing::warn!(
+                        certificate_time = %timestamp(at),
+                        now = %timestamp(now),
+                        "clock skew: certificate dates accepted within 48 h"
+                    );
+                    return Ok(());
+                }
+                Err(webpki::Error::CertExpired { not_after, .. }) => not_after,
+                Err(webpki::Error::CertNotValidYet { not_before, .. }) => not_before,
+                Err(webpki::Error::UnknownIssuer | webpki::Error::InvalidSignatureForPublicKey) => {
+                    return Err(Refusal::Unsigned(self.whose));
+                }
+                Err(webpki::Error::RequiredEkuNotFoundContext(_)) => return Err(Refusal::Purpose),
+                Err(error) => return Err(Refusal::Broken(error)),
+            };
+            if now.as_secs().abs_diff(limit.as_secs()) >= SKEW_MAX.as_secs() {
+                let (at, now) = (timestamp(limit), timestamp(now));
+                return Err(match at < now {
+                    true => Refusal::Expired { at, now },
+                    false => Refusal::NotYet { at, now },
+                });
+            }
+            at = limit;
+        }
+        Err(Refusal::Broken(webpki::Error::InvalidCertValidity))
+    }
+
+    fn check_for_tls(
+        &self,
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        usage: KeyUsage,
+        now: UnixTime,
+    ) -> Result<(), rustls::Error> {
+        self.check(leaf, intermediates, usage, now).map_err(|refusal| {
+            rustls::Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(refusal))))
+        })
+    }
+
+    fn check_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms)
+    }
+}
+
+fn no_tls12() -> rustls::Error {
+    rustls::Error::PeerIncompatible(rustls::PeerIncompatible::Tls13RequiredForQuic)
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        self.check_for_tls(end_entity, intermediates, KeyUsage::server_auth(), now)?;
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(no_tls12())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.check_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+impl ClientCertVerifier for Verifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        self.check_for_tls(end_entity, intermediates, KeyUsage::client_auth(), now)?;
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(no_tls12())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.check_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Whom a verified certificate speaks for: it has exactly one alternative name, and that is one of
+/// our URIs. The error is a sentence about the certificate.
+pub(crate) fn identity_of(der: &CertificateDer<'_>) -> Result<Identity, String> {
+    identity(&parse(der)?)
+}
+
+pub(crate) fn describe(der: &CertificateDer<'_>) -> Result<CertificateInfo, String> {
+    let cert = parse(der)?;
+    let time = |at: x509_parser::time::ASN1Time| {
+        Timestamp::from_second(at.timestamp()).map_err(|_| "the certificate's dates can't be read")
+    };
+    Ok(CertificateInfo {
+        identity: identity(&cert)?,
+        not_before: time(cert.validity().not_before)?,
+        not_after: time(cert.validity().not_after)?,
+        serial: cert.raw_serial().iter().map(|byte| format!("{byte:02x}")).collect(),
+        issuer: cert.issuer().to_string(),
+    })
+}
+
+fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, String> {
+    match X509Certificate::from_der(der) {
+        Ok(([], cert)) => Ok(cert),
+        _ => Err("the certificate can't be read".into()),
+    }
+}
+
+fn identity(cert: &X509Certificate<'_>) -> Result<Identity, String> {
+    let names = cert
+        .subject_alternative_name()
+        .map_err(|_| "the certificate's alternative names can't be read")?
+        .map(|extension| extension.value.general_names.as_slice())
+        .unwrap_or_default();
+    let [GeneralName::URI(uri)] = names else {
+        return Err(format!(
+            "the certificate has {} alternative names, it must have one, the URI of its identity: issue it with `agent-reach certs issue`",
+            names.len()
+        ));
+    };
+    uri.parse().map_err(|error: crate::BadIdentity| error.to_string())
+}
+
+/// Whether a private key is the one a certificate was made for.
+pub(crate) fn same_key(cert: &CertificateDer<'_>, key: &[u8]) -> Result<(), &'static str> {
+    let key = PrivateKeyDer::try_from(key).map_err(|_| "not a private key")?;
+    let key = ring::sign::any_supported_type(&key).map_err(|_| "not a key of a supported kind")?;
+    let own = key.public_key().ok_or("not a key of a supported kind")?;
+    let cert = EndEntityCert::try_from(cert).map_err(|_| "the certificate can't be read")?;
+    match own == cert.subject_public_key_info() {
+        true => Ok(()),
+        false => Err("the key does not belong to the certificate"),
+    }
+}
+
+fn certificates(pem: &str, name: &str) -> Result<Vec<CertificateDer<'static>>, Error> {
+    let found: Vec<_> = CertificateDer::pem_slice_iter(pem.as_bytes())
+        .collect::<Result<_, _>>()
+        .map_err(|_| Error::certificate(name, "not a PEM file"))?;
+    match found.is_empty() {
+        true => Err(Error::certificate(name, "holds no certificate in PEM form")),
+        false => Ok(found),
+    }
+}
+
+fn timestamp(at: UnixTime) -> Timestamp {
+    Timestamp::from_second(at.as_secs().min(253_402_207_200) as i64).unwrap_or(Timestamp::MAX)
+}

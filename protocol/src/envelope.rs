@@ -134,7 +134,7 @@ pub struct Affinity {
 }
 
 /// Exactly one of the two ways to say who should do it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Target {
     Agent(AgentId),
     /// Required capabilities, sorted and distinct, and the agents to try first.

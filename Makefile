@@ -1,0 +1,18 @@
+# Each target is a script of the same name in scripts/; that is where the work is described.
+.DEFAULT_GOAL := help
+.PHONY: help demo test check build setup
+
+help:
+	@echo 'make demo    build, then check up a git repository on a three-node cluster (REPO=path, KEEP=1)'
+	@echo 'make test    everything: format, lints and every test, with RocksDB'
+	@echo 'make check   the quick part: format, lints and every test that needs no RocksDB'
+	@echo 'make build   the binaries agent-reach and reach-demo'
+	@echo 'make setup   only what the others do first: system packages and the Rust toolchain'
+	@echo
+	@echo 'The first build compiles RocksDB once for this machine (about 12 minutes on two idle cores).'
+
+demo:
+	@REPO='$(REPO)' KEEP='$(KEEP)' scripts/demo.sh
+
+test check build setup:
+	@scripts/$@.sh

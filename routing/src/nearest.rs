@@ -16,7 +16,7 @@ pub(crate) fn nearest<'a>(missing: &[Tag], declared: impl Iterator<Item = &'a Ta
         .take(LOOKED_AT_MAX)
         .filter_map(|tag| {
             let edits = missing.iter().filter_map(|missing| {
-                let most = (missing.len() / 3).max(1);
+                let most = missing.len() / 3;
                 edits_up_to(missing.as_bytes(), tag.as_bytes(), most)
             });
             edits.min().map(|edits| (edits, tag))

@@ -27,7 +27,8 @@ pub(crate) fn init(change: &mut Change<'_>, cluster: &Name, rules: &Rules) -> Re
 }
 
 /// A whole new document, by an operator. The document in force given again is no new revision, and
-/// that is looked at before `expect`, so that a repeat is answered like the first.
+/// that is looked at before `expect`, so that a repeat is answered like the first: also when its
+/// author is no operator under the new rules.
 pub(crate) fn apply_rules(
     change: &mut Change<'_>,
     rules: &Rules,
@@ -36,12 +37,16 @@ pub(crate) fn apply_rules(
     author: &Principal,
 ) -> Result<Reply, ErrorReply> {
     let current = change.rules();
+    let is_in_force = current.text == text && current.rules == *rules;
+    if is_in_force && current.author.as_ref() == Some(author) {
+        return Ok(Reply::Rules(Box::new((*current).clone())));
+    }
     if !current.rules.is_operator(author) {
         let message = format!("{author} may not change the rules: grants.operators does not name it");
         return Err(ErrorReply::new(Code::Forbidden, message));
     }
     validate(rules)?;
-    if current.text == text && current.rules == *rules {
+    if is_in_force {
         return Ok(Reply::Rules(Box::new((*current).clone())));
     }
     if let Some(expected) = expect.filter(|expected| *expected != current.revision) {

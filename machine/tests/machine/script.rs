@@ -1,0 +1,437 @@
+//! Scripts: `testdata/*.txt` hold commands, one a line, and what they did. `REWRITE=1 cargo test`
+//! writes the outcomes anew; the diff is the review. Every command is proposed a second time
+//! unseen; the script shows it when the repeat is answered otherwise or writes anything.
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use reach_machine::{MemoryRows, Outcome, Position, Rows, Write, apply};
+use reach_protocol::{
+    AgentState, Code, Command, ErrorReply, EventType, Fact, Json, MessageState, MsgId, Reply, Rules,
+    StateReason, Target, TraceId, Warning,
+    command::{Decision, FailReason},
+    id::Name,
+    message::{Holder, Hop, MessageRecord, PendingReason},
+};
+
+use crate::build::{self, agent_id, instance, msg_id, principal, stamp, tags};
+
+#[test]
+fn every_script_does_what_it_says() {
+    datadriven::walk("testdata", |file| {
+        let mut script = Script::default();
+        file.run(|case| -> String {
+            assert_eq!(case.directive, "run", "the one directive is run");
+            case.input.lines().map(|line| script.line(line)).collect()
+        });
+    });
+}
+
+#[derive(Default)]
+struct Script {
+    rows: MemoryRows,
+    now_ms: u64,
+    index: u64,
+}
+
+impl Script {
+    fn line(&mut self, line: &str) -> String {
+        let words = Words::of(line);
+        match words.verb {
+            "" | "#" => return format!("{line}\n"),
+            "at" => {
+                self.now_ms = words.number(0);
+                return format!("> {line}\n");
+            }
+            "show" => return format!("> {line}\n{}", self.show()),
+            _ => {}
+        }
+        let command = command(&words, &self.rows);
+        let Outcome { reply, facts, writes } = self.apply(&command);
+        let mut out = format!("> {line}\n  {}\n", reply_text(&reply));
+        facts.iter().for_each(|fact| writeln!(out, "  fact {}", fact_text(fact)).unwrap());
+        writes.iter().filter_map(other_write_text).for_each(|text| writeln!(out, "  {text}").unwrap());
+        let debug = format!("{reply:?} {facts:?}");
+        assert!(!debug.contains(build::SECRET), "{line}: content in the outcome");
+        self.rows.write(writes);
+
+        let again = self.apply(&command);
+        if again.reply != reply {
+            writeln!(out, "  REPEAT is answered {}", reply_text(&again.reply)).unwrap();
+        }
+        if !again.writes.is_empty() || !again.facts.is_empty() {
+            writeln!(out, "  REPEAT writes {:?}, facts {:?}", again.writes, again.facts).unwrap();
+        }
+        out
+    }
+
+    fn apply(&mut self, command: &Command) -> Outcome {
+        self.index += 1;
+        apply(&self.rows, Position { index: self.index, ordinal: 0 }, stamp(self.now_ms), command)
+    }
+
+    fn show(&self) -> String {
+        let mut out = String::new();
+        let live = self.rows.live();
+        writeln!(out, "  rules revision={} waiting={}", live.rules.revision, live.waiting).unwrap();
+        for record in live.agents.values() {
+            let agent_id = record.agent_id();
+            let (taken, max) = (self.rows.slots_taken(agent_id), record.registration.max_concurrency);
+            writeln!(
+                out,
+                "  agent {} started={} {} ({}) seq={} slots={taken}/{max}",
+                run(agent_id, &record.instance),
+                record.started_ms,
+                record.state,
+                record.reason.as_str(),
+                record.liveness_seq
+            )
+            .unwrap();
+        }
+        for (agent_id, gone) in self.rows.tombstones() {
+            writeln!(out, "  gone {} started={}", run(agent_id, &gone.instance), gone.started_ms).unwrap();
+        }
+        for (agent_id, slots) in &live.slots {
+            for (msg_id, slot) in slots {
+                let run = run(agent_id, &slot.instance);
+                writeln!(out, "  slot {run} {msg_id}#{} since={}", slot.attempt, slot.since_ms).unwrap();
+            }
+        }
+        for record in self.rows.messages() {
+            writeln!(out, "  {}", message_text(&record)).unwrap();
+        }
+        out
+    }
+}
+
+/// A line taken apart: the verb, the words, and `key=value` pairs.
+struct Words<'a> {
+    verb: &'a str,
+    plain: Vec<&'a str>,
+    named: BTreeMap<&'a str, &'a str>,
+}
+
+impl<'a> Words<'a> {
+    fn of(line: &'a str) -> Self {
+        let mut words = line.split_whitespace();
+        let verb = words.next().unwrap_or_default();
+        let (named, plain): (Vec<_>, Vec<_>) = words.partition(|word| word.contains('='));
+        let named = named.into_iter().map(|word| word.split_once('=').unwrap()).collect();
+        Self { verb, plain, named }
+    }
+
+    fn word(&self, place: usize) -> &'a str {
+        self.plain.get(place).unwrap_or_else(|| panic!("{} wants {} words", self.verb, place + 1))
+    }
+
+    fn number(&self, place: usize) -> u64 {
+        self.word(place).parse().unwrap()
+    }
+
+    fn named(&self, key: &str) -> Option<&'a str> {
+        self.named.get(key).copied()
+    }
+
+    fn named_number(&self, key: &str) -> Option<u64> {
+        self.named(key).map(|value| value.parse().unwrap())
+    }
+}
+
+fn command(words: &Words<'_>, rows: &MemoryRows) -> Command {
+    let attempt = || words.number(1) as u32;
+    let held = || holder(words.word(2));
+    let message = || msg_id(words.word(0));
+    match words.verb {
+        "init" => Command::Init {
+            cluster: Name::parse("demo").unwrap(),
+            rules: Box::new(rules(words, Rules::default())),
+        },
+        "rules" => Command::ApplyRules {
+            rules: Box::new(rules(words, rows.live().rules.rules.clone())),
+            text: words.named("text").unwrap_or_default().into(),
+            expect: words.named_number("expect"),
+            author: principal(words.named("by").unwrap_or("user:op")),
+        },
+        "register" => {
+            let (agent, run) = words.word(0).split_once('/').unwrap();
+            let declared = tags(words.named("tags").unwrap_or("x"));
+            let slots = words.named_number("slots").unwrap_or(1) as u32;
+            Command::Register {
+                registration: Box::new(build::registration(agent, declared, slots)),
+                instance: instance(run),
+                started_ms: words.named_number("started").unwrap_or(10),
+                author: words
+                    .named("by")
+                    .map_or_else(|| reach_protocol::Principal::Agent(agent_id(agent)), principal),
+            }
+        }
+        "remove" => Command::Remove {
+            agent_id: agent_id(words.word(0)),
+            author: principal(words.named("by").unwrap_or("user:op")),
+        },
+        "liveness" => {
+            let Holder { agent_id, instance } = holder(words.word(0));
+            let (state, reason) = match words.word(1) {
+                "ready" => (AgentState::Ready, StateReason::Returned),
+                "draining" => (AgentState::Draining, StateReason::LoopSilent),
+                "offline" => (AgentState::Offline, StateReason::ProcessSilent),
+                other => panic!("no state {other}"),
+            };
+            let liveness_seq = words.named_number("seq").unwrap();
+            Command::SetLiveness { agent_id, instance, liveness_seq, state, reason }
+        }
+        "submit" => submit(words),
+        "assign" => Command::Assign {
+            msg_id: message(),
+            attempt: attempt(),
+            holder: held(),
+            warnings: warnings(words),
+        },
+        "dispatched" => Command::Dispatched { msg_id: message(), attempt: attempt(), holder: held() },
+        "received" => Command::Received { msg_id: message(), attempt: attempt(), holder: held() },
+        "complete" => Command::Complete {
+            msg_id: message(),
+            attempt: attempt(),
+            holder: held(),
+            excerpt: words.named("excerpt").unwrap_or("fine").into(),
+            result: match words.named_number("bytes") {
+                Some(bytes) => Json::parse(&format!("\"{}\"", "r".repeat(bytes as usize - 2))).unwrap(),
+                None => build::payload(),
+            },
+            cost: words.named("cost").map(|cost| cost.parse().unwrap()),
+        },
+        "fail" => Command::Fail {
+            msg_id: message(),
+            attempt: attempt(),
+            holder: held(),
+            reason: match words.word(3) {
+                "error" => FailReason::Error,
+                "unparseable" => FailReason::Unparseable,
+                "refused" => FailReason::Refused,
+                "busy" => FailReason::Busy,
+                other => panic!("no reason {other}"),
+            },
+            message: words.named("text").unwrap_or_default().into(),
+        },
+        "release" => Command::Release { msg_id: message(), attempt: attempt(), holder: held() },
+        "return" => Command::Return {
+            msg_id: message(),
+            attempt: attempt(),
+            holder: held(),
+            reason: pending_reason(words.plain.get(3).unwrap_or(&"delivery_failed")),
+        },
+        "timeout" => Command::TimeOut { msg_id: message() },
+        "giveup" => Command::GiveUp {
+            msg_id: message(),
+            error: Box::new(ErrorReply::new(Code::NoCandidate, "nobody declares x")),
+        },
+        "freeslot" => Command::FreeSlot {
+            agent_id: agent_id(words.word(0)),
+            msg_id: msg_id(words.word(1)),
+            attempt: words.number(2) as u32,
+        },
+        other => panic!("no command {other}"),
+    }
+}
+
+fn submit(words: &Words<'_>) -> Command {
+    let target = match words.named("to") {
+        Some(agent) => Target::Agent(agent_id(agent)),
+        None => {
+            Target::Capabilities { required: tags(words.named("tags").unwrap_or("x")), preferred: Vec::new() }
+        }
+    };
+    let decision = match words.named("give") {
+        Some(run) => Decision::Give { holder: holder(run), warnings: warnings(words) },
+        None => Decision::Wait {
+            reason: pending_reason(words.named("wait").unwrap_or("none_ready")),
+            warnings: warnings(words),
+        },
+    };
+    let author = principal(words.named("by").unwrap_or("user:u"));
+    let content = words.named("content").unwrap_or("c");
+    let mut submit = build::submit(words.word(0), target, content, author, decision);
+    if let Some(source) = words.named("source") {
+        submit.source = agent_id(source);
+    }
+    if let Some(trace) = words.named("trace") {
+        submit.trace_id = TraceId::parse(trace).unwrap();
+    }
+    submit.envelope.parent_msg_id = words.named("parent").map(msg_id);
+    submit.envelope.flow_seq = words.named_number("flow");
+    submit.envelope.intent = Some(build::SECRET.into());
+    submit.expires_in_ms = words.named_number("expires").unwrap_or(submit.expires_in_ms);
+    Command::Submit(Box::new(submit))
+}
+
+fn rules(words: &Words<'_>, mut rules: Rules) -> Rules {
+    for (key, value) in &words.named {
+        let number = || value.parse::<u64>().unwrap();
+        match *key {
+            "operators" => {
+                rules.grants.operators = value.split(',').map(|name| Name::parse(name).unwrap()).collect()
+            }
+            "attempts_max" => rules.delivery.attempts_max = number() as u32,
+            "waiting_max" => rules.routing.waiting_max = number(),
+            "result_bytes" => rules.limits.result_bytes = number() as usize,
+            "excerpt_bytes" => rules.limits.excerpt_bytes = number() as usize,
+            "capabilities" => rules.limits.capabilities = number() as usize,
+            "by" | "text" | "expect" => {}
+            other => panic!("no rule {other}"),
+        }
+    }
+    rules
+}
+
+fn holder(text: &str) -> Holder {
+    let (agent, run) = text.split_once('/').unwrap();
+    build::holder(agent, run)
+}
+
+fn warnings(words: &Words<'_>) -> Vec<Warning> {
+    let named = words.named("warn").into_iter().flat_map(|text| text.split(','));
+    named
+        .map(|warning| match warning {
+            "affinity_unmet" => Warning::AffinityUnmet,
+            "clock_unknown" => Warning::ClockUnknown,
+            "capacity_hint" => Warning::CapacityHint,
+            other => panic!("no warning {other}"),
+        })
+        .collect()
+}
+
+fn pending_reason(text: &str) -> PendingReason {
+    match text {
+        "saturated" => PendingReason::Saturated,
+        "none_ready" => PendingReason::NoneReady,
+        "delivery_failed" => PendingReason::DeliveryFailed,
+        "agent_lost" => PendingReason::AgentLost,
+        other => panic!("no reason {other}"),
+    }
+}
+
+fn run(agent_id: &str, instance: &str) -> String {
+    format!("{agent_id}/{instance}")
+}
+
+fn holder_text(holder: Option<&Holder>) -> String {
+    holder.map_or("-".into(), |holder| run(&holder.agent_id, &holder.instance))
+}
+
+fn message_text(record: &MessageRecord) -> String {
+    let mut text = format!(
+        "message {}#{} {} {}",
+        record.msg_id,
+        record.attempt,
+        record.state.name(),
+        holder_text(record.state.holder())
+    );
+    let detail = match &record.state {
+        MessageState::Pending { reason } => format!(" ({})", reason.as_str()),
+        MessageState::Failed { error, .. } => format!(" ({error})"),
+        MessageState::Completed { outcome, .. } => {
+            let cost = outcome.cost.map_or("-".into(), |cost| cost.to_string());
+            format!(" ({}, {} bytes, cost {cost})", outcome.excerpt, outcome.result_bytes)
+        }
+        _ => String::new(),
+    };
+    text.push_str(&detail);
+    write!(text, " flow={} expires={}", record.flow_seq, record.expires_ms).unwrap();
+    if !record.avoid.is_empty() {
+        write!(text, " avoid={:?}", record.avoid).unwrap();
+    }
+    if !record.warnings.is_empty() {
+        let warnings: Vec<_> = record.warnings.iter().map(|warning| warning.as_str()).collect();
+        write!(text, " warnings={}", warnings.join(",")).unwrap();
+    }
+    text
+}
+
+fn reply_text(reply: &Reply) -> String {
+    match reply {
+        Reply::Done => "done".into(),
+        Reply::Void => "void".into(),
+        Reply::Agent(record) => format!(
+            "agent {} started={} {} seq={}",
+            run(record.agent_id(), &record.instance),
+            record.started_ms,
+            record.state,
+            record.liveness_seq
+        ),
+        Reply::Message(record) => message_text(record),
+        Reply::Rules(record) => format!("rules revision={}", record.revision),
+        Reply::Refused(error) => {
+            let mut text = format!("REFUSED {error}");
+            let about = |id: &Option<MsgId>| id.as_ref().map_or("-".into(), MsgId::to_string);
+            write!(text, " [msg_id={}", about(&error.msg_id)).unwrap();
+            if let Some(field) = &error.field {
+                write!(text, " field={field}").unwrap();
+            }
+            if let Some(after) = error.retry_after_ms {
+                write!(text, " retry_after_ms={after}").unwrap();
+            }
+            if let Some(depth) = error.hint.as_ref().and_then(|hint| hint.queue_depth) {
+                write!(text, " queue_depth={depth}").unwrap();
+            }
+            text + "]"
+        }
+    }
+}
+
+fn fact_text(fact: &Fact) -> String {
+    match fact {
+        Fact::Registered(record) => format!("registered {}", run(record.agent_id(), &record.instance)),
+        Fact::Fenced { agent_id, instance } => format!("fenced {}", run(agent_id, instance)),
+        Fact::Removed { agent_id, instance } => format!("removed {}", run(agent_id, instance)),
+        Fact::LivenessChanged(record) => {
+            format!("liveness {} {}", run(record.agent_id(), &record.instance), record.state)
+        }
+        Fact::Submitted(record) => format!("submitted {}", record.msg_id),
+        Fact::Matched(record) => format!("matched {}", record.msg_id),
+        Fact::Dispatched(record) => format!("dispatched {}", record.msg_id),
+        Fact::Acknowledged(record) => format!("acknowledged {}", record.msg_id),
+        Fact::Returned(record) => format!("returned {}#{}", record.msg_id, record.attempt),
+        Fact::Completed(record) => format!("completed {}", record.msg_id),
+        Fact::Failed(record) => format!("failed {}", record.msg_id),
+        Fact::TimedOut(record) => format!("timed_out {}", record.msg_id),
+        Fact::Freed { agent_id, msg_id, attempt } => format!("freed {agent_id} {msg_id}#{attempt}"),
+        Fact::RulesChanged(record) => format!("rules_changed {}", record.revision),
+    }
+}
+
+/// The writes that neither the reply nor `show` tells of.
+fn other_write_text(write: &Write) -> Option<String> {
+    match write {
+        Write::PutHop { ordinal, hop, .. } => Some(hop_text(*ordinal, hop)),
+        Write::PutResult { msg_id, result } => {
+            Some(format!("result {msg_id} {} bytes", result.as_str().len()))
+        }
+        Write::PutDelivered { msg_id, agent_id } => Some(format!("delivered {msg_id} {agent_id}")),
+        Write::PutEvent(row) => {
+            Some(format!("event {} {} {}", row.event_type, row.offset, row.data.as_str()))
+        }
+        _ => None,
+    }
+}
+
+fn hop_text(ordinal: u64, hop: &Hop) -> String {
+    let from = hop.from.map_or("-", |from| from.as_str());
+    let holder = holder_text(hop.holder.as_ref());
+    let reason = hop.reason.as_ref().map_or(String::new(), |reason| format!(" ({reason})"));
+    format!("hop {ordinal} {}#{} {from} -> {} {holder}{reason}", hop.msg_id, hop.attempt, hop.to)
+}
+
+#[test]
+fn events_and_rows_never_show_content() {
+    let mut script = Script::default();
+    for line in
+        ["init", "register a/i1", "submit m1 give=a/i1", "received m1 0 a/i1", "complete m1 0 a/i1 cost=0.21"]
+    {
+        script.line(line);
+    }
+    let events = script.rows.events(&EventType::parse("task.completed.v1").unwrap());
+    assert_eq!(events.len(), 1);
+    let data = events[0].data.as_str();
+    assert_eq!(data, r#"{"msg_id":"m1","agent_id":"a","attempt":0,"cost":0.21}"#);
+    assert_eq!(script.rows.result(&msg_id("m1")), Some(&build::payload()));
+    assert_eq!(script.rows.envelope(&msg_id("m1")).unwrap().payload, Some(build::payload()));
+}

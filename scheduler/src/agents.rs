@@ -10,35 +10,49 @@ use reach_protocol::{AgentId, AgentState, Command, agent::AgentRecord};
 
 use crate::Scheduler;
 
-/// How long an agent is held back for a change whose reply does not come, in milliseconds. Choices
-/// that meet the change after all are only made again.
-const CHANGE_MS: u64 = 5_000;
+/// How long an agent is held back for a change whose reply does not come, in milliseconds: longer than
+/// the log ever stalls without losing its leader. Choices that meet the change after all are only
+/// made again.
+const CHANGE_MS: u64 = 60_000;
 
 /// Changes of agents that are proposed and not applied yet.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
-    by_agent: BTreeMap<AgentId, (u32, u64)>,
+    by_agent: BTreeMap<AgentId, Changing>,
     by_due: BTreeSet<(u64, AgentId)>,
 }
 
+#[derive(Debug, Default)]
+struct Changing {
+    commands: Vec<Command>,
+    due_ms: u64,
+}
+
 impl Changes {
-    fn begin(&mut self, agent_id: &AgentId, due_ms: u64) {
-        let (count, due) = self.by_agent.entry(agent_id.clone()).or_insert((0, due_ms));
-        self.by_due.remove(&(*due, agent_id.clone()));
-        (*count, *due) = (*count + 1, due_ms);
+    fn begin(&mut self, agent_id: &AgentId, command: &Command, due_ms: u64) {
+        let changing = self.by_agent.entry(agent_id.clone()).or_default();
+        changing.commands.push(command.clone());
+        let before = std::mem::replace(&mut changing.due_ms, due_ms);
+        self.by_due.remove(&(before, agent_id.clone()));
         self.by_due.insert((due_ms, agent_id.clone()));
     }
 
     /// Whether that was the last one on its way.
-    fn end(&mut self, agent_id: &AgentId) -> bool {
-        let Some((count, _)) = self.by_agent.get_mut(agent_id) else { return false };
-        *count -= 1;
-        *count == 0 && self.forget(agent_id)
+    fn end(&mut self, agent_id: &AgentId, command: &Command) -> bool {
+        let Some(changing) = self.by_agent.get_mut(agent_id) else { return false };
+        if let Some(index) = changing.commands.iter().position(|other| other == command) {
+            changing.commands.swap_remove(index);
+        }
+        changing.commands.is_empty() && self.forget(agent_id)
+    }
+
+    fn contains(&self, agent_id: &AgentId) -> bool {
+        self.by_agent.contains_key(agent_id)
     }
 
     fn forget(&mut self, agent_id: &AgentId) -> bool {
         let known = self.by_agent.remove(agent_id);
-        known.is_some_and(|(_, due_ms)| self.by_due.remove(&(due_ms, agent_id.clone())))
+        known.is_some_and(|changing| self.by_due.remove(&(changing.due_ms, agent_id.clone())))
     }
 
     pub fn next_due(&self) -> Option<u64> {
@@ -58,13 +72,13 @@ impl Scheduler {
         let agent_id = record.agent_id();
         self.agents.insert(agent_id.clone(), record.clone());
         self.router.put(record, self.slots.taken(agent_id));
+        self.router.set_changing(agent_id, self.changes.contains(agent_id));
         self.agent_moved(agent_id);
     }
 
     pub(crate) fn remove_agent(&mut self, agent_id: &AgentId) {
         self.agents.remove(agent_id);
         self.router.remove(agent_id);
-        self.changes.forget(agent_id);
         self.agent_moved(agent_id);
     }
 
@@ -89,31 +103,35 @@ impl Scheduler {
     /// chosen from now on would be applied after it.
     pub(crate) fn note_change(&mut self, command: &Command) {
         let Some(agent_id) = changes_agent(command) else { return };
-        let Some(record) = self.agents.get(agent_id) else { return };
+        let record = self.agents.get(agent_id);
         let matters = match command {
             Command::Register { registration, instance, author, .. } => {
-                author.acts_for(agent_id)
-                    && (record.instance != *instance || record.registration != **registration)
+                let is_same = |record: &Arc<AgentRecord>| {
+                    record.instance == *instance && record.registration == **registration
+                };
+                // Equal to what is there now says nothing while another change comes before it.
+                author.acts_for(agent_id) && (self.changes.contains(agent_id) || !record.is_some_and(is_same))
             }
             Command::Remove { author, .. } => {
                 author.acts_for(agent_id) || self.rules.rules.is_operator(author)
             }
             Command::SetLiveness { instance, liveness_seq, state, .. } => {
-                *state != AgentState::Ready
-                    && record.instance == *instance
-                    && record.liveness_seq == *liveness_seq
+                let is_current = |record: &Arc<AgentRecord>| {
+                    record.instance == *instance && record.liveness_seq == *liveness_seq
+                };
+                *state != AgentState::Ready && record.is_some_and(is_current)
             }
             _ => false,
         };
         if matters {
-            self.changes.begin(agent_id, self.now_ms + CHANGE_MS);
+            self.changes.begin(agent_id, command, self.now_ms + CHANGE_MS);
             self.router.set_changing(agent_id, true);
         }
     }
 
     pub(crate) fn change_settled(&mut self, command: &Command) {
         if let Some(agent_id) = changes_agent(command)
-            && self.changes.end(agent_id)
+            && self.changes.end(agent_id, command)
         {
             self.router.set_changing(agent_id, false);
             self.agent_moved(agent_id);

@@ -1,0 +1,230 @@
+//! An open batch: its own writes laid over the tables as of the last commit.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    io,
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use reach_machine::{Live, Rows, Slot, TraceRecord, Write};
+use reach_protocol::{
+    AgentId, EventType, MessageState, MsgId, RulesRecord, TraceId,
+    agent::{AgentRecord, Tombstone},
+    message::MessageRecord,
+};
+use serde::de::DeserializeOwned;
+
+use super::{Engine, POISON, TableStore, row};
+use crate::{
+    kv::{Kv, Op},
+    schema::{self, Table},
+    store::{Applied, Batch, Tables},
+};
+
+pub(super) struct OpenBatch<'a, E: Engine> {
+    store: &'a TableStore<E>,
+    disk: Arc<E::Disk>,
+    applied: Applied,
+    writes: Vec<Write>,
+    ops: Vec<Op>,
+    over: Overlay,
+    /// The first read that failed. `Rows` has no errors: apply goes on with what it was told, and
+    /// the commit fails.
+    failed: RefCell<Option<io::Error>>,
+}
+
+/// The rows this batch has written, by what reads them.
+#[derive(Default)]
+struct Overlay {
+    rules: Option<Arc<RulesRecord>>,
+    /// `None`: removed.
+    agents: BTreeMap<AgentId, Option<Arc<AgentRecord>>>,
+    tombstones: BTreeMap<AgentId, Tombstone>,
+    messages: BTreeMap<MsgId, Arc<MessageRecord>>,
+    /// All slots of every agent whose slots changed.
+    slots: BTreeMap<AgentId, BTreeMap<MsgId, Slot>>,
+    delivered: BTreeSet<(MsgId, AgentId)>,
+    traces: BTreeMap<TraceId, TraceRecord>,
+    next_offsets: BTreeMap<EventType, u64>,
+    waiting: i64,
+}
+
+impl<'a, E: Engine> OpenBatch<'a, E> {
+    pub fn new(store: &'a TableStore<E>) -> Self {
+        Self {
+            store,
+            disk: store.disk(),
+            applied: store.applied(),
+            writes: Vec::new(),
+            ops: Vec::new(),
+            over: Overlay::default(),
+            failed: RefCell::default(),
+        }
+    }
+
+    fn read<T: DeserializeOwned>(&self, table: Table, key: &[u8], what: &'static str) -> Option<T> {
+        let read = row(&*self.disk, table, key, what);
+        match self.store.fatal("reading the tables", read) {
+            Ok(value) => value,
+            Err(error) => {
+                self.failed.borrow_mut().get_or_insert(error);
+                None
+            }
+        }
+    }
+}
+
+impl Overlay {
+    fn write(&mut self, live: &Live, write: &Write) {
+        match write {
+            Write::PutRules(record) => self.rules = Some(record.clone()),
+            Write::PutAgent(record) => {
+                self.agents.insert(record.agent_id().clone(), Some(record.clone()));
+            }
+            Write::RemoveAgent { agent_id, tombstone } => {
+                self.agents.insert(agent_id.clone(), None);
+                self.tombstones.insert(agent_id.clone(), tombstone.clone());
+            }
+            Write::PutMessage(record) => {
+                let waits =
+                    |record: &MessageRecord| i64::from(matches!(record.state, MessageState::Pending { .. }));
+                let before = self.messages.insert(record.msg_id.clone(), record.clone());
+                let before = before.or_else(|| live.messages.get(&record.msg_id).cloned());
+                self.waiting += waits(record) - before.map_or(0, |before| waits(&before));
+            }
+            Write::PutSlot { agent_id, msg_id, slot } => {
+                self.slots_of(live, agent_id).insert(msg_id.clone(), slot.clone());
+            }
+            Write::RemoveSlot { agent_id, msg_id } => {
+                self.slots_of(live, agent_id).remove(msg_id);
+            }
+            Write::PutDelivered { msg_id, agent_id } => {
+                self.delivered.insert((msg_id.clone(), agent_id.clone()));
+            }
+            Write::PutTrace { trace_id, record } => {
+                self.traces.insert(trace_id.clone(), record.clone());
+            }
+            Write::PutEvent(row) => {
+                self.next_offsets.insert(row.event_type.clone(), row.offset + 1);
+            }
+            Write::PutEnvelope { .. } | Write::PutResult { .. } | Write::PutHop { .. } => {}
+        }
+    }
+
+    fn slots_of(&mut self, live: &Live, agent_id: &AgentId) -> &mut BTreeMap<MsgId, Slot> {
+        let slots = self.slots.entry(agent_id.clone());
+        slots.or_insert_with(|| live.slots.get(agent_id).cloned().unwrap_or_default())
+    }
+}
+
+impl<E: Engine> Rows for OpenBatch<'_, E> {
+    fn rules(&self) -> Arc<RulesRecord> {
+        self.over.rules.clone().unwrap_or_else(|| self.store.live().rules.clone())
+    }
+
+    fn agent(&self, agent_id: &AgentId) -> Option<Arc<AgentRecord>> {
+        match self.over.agents.get(agent_id) {
+            Some(written) => written.clone(),
+            None => self.store.live().agents.get(agent_id).cloned(),
+        }
+    }
+
+    fn tombstone(&self, agent_id: &AgentId) -> Option<Tombstone> {
+        let written = self.over.tombstones.get(agent_id).cloned();
+        written.or_else(|| self.read(Table::Registry, &schema::tombstone(agent_id), "tombstone"))
+    }
+
+    fn message(&self, msg_id: &MsgId) -> Option<Arc<MessageRecord>> {
+        if let Some(record) = self.over.messages.get(msg_id) {
+            return Some(record.clone());
+        }
+        if let Some(record) = self.store.live().messages.get(msg_id) {
+            return Some(record.clone());
+        }
+        self.read(Table::Messages, &schema::message(msg_id), "message").map(Arc::new)
+    }
+
+    fn slots(&self, agent_id: &AgentId) -> Vec<(MsgId, Slot)> {
+        let all = |slots: &BTreeMap<MsgId, Slot>| {
+            slots.iter().map(|(msg_id, slot)| (msg_id.clone(), slot.clone())).collect()
+        };
+        match self.over.slots.get(agent_id) {
+            Some(written) => all(written),
+            None => self.store.live().slots.get(agent_id).map(all).unwrap_or_default(),
+        }
+    }
+
+    fn slot(&self, agent_id: &AgentId, msg_id: &MsgId) -> Option<Slot> {
+        match self.over.slots.get(agent_id) {
+            Some(written) => written.get(msg_id).cloned(),
+            None => self.store.live().slots.get(agent_id)?.get(msg_id).cloned(),
+        }
+    }
+
+    fn slots_taken(&self, agent_id: &AgentId) -> u32 {
+        match self.over.slots.get(agent_id) {
+            Some(written) => written.len() as u32,
+            None => self.store.live().slots_taken(agent_id),
+        }
+    }
+
+    fn was_delivered(&self, msg_id: &MsgId, agent_id: &AgentId) -> bool {
+        // A tuple of borrowed ids can't be looked up; ids are cheap to clone.
+        self.over.delivered.contains(&(msg_id.clone(), agent_id.clone()))
+            || self.read::<()>(Table::Index, &schema::delivered(msg_id, agent_id), "delivery mark").is_some()
+    }
+
+    fn trace(&self, trace_id: &TraceId) -> Option<TraceRecord> {
+        let written = self.over.traces.get(trace_id).cloned();
+        written.or_else(|| self.read(Table::Traces, &schema::trace(trace_id), "trace"))
+    }
+
+    fn next_offset(&self, event_type: &EventType) -> u64 {
+        let written = self.over.next_offsets.get(event_type).copied();
+        let read = || self.read(Table::Events, &schema::next_offset(event_type), "next offset");
+        written.or_else(read).unwrap_or(0)
+    }
+
+    fn waiting(&self) -> u64 {
+        let waiting = self.store.live().waiting.checked_add_signed(self.over.waiting);
+        waiting.expect("no more messages stop waiting than waited")
+    }
+}
+
+impl<E: Engine> Batch for OpenBatch<'_, E> {
+    fn write(&mut self, writes: Vec<Write>) {
+        let live = self.store.live();
+        for write in &writes {
+            let ops = schema::ops(write);
+            self.applied.state_hash = schema::chain(self.applied.state_hash, &ops);
+            self.ops.extend(ops);
+            self.over.write(&live, write);
+        }
+        drop(live);
+        self.writes.extend(writes);
+    }
+
+    fn advance(&mut self, index: u64, mark: Bytes) {
+        self.applied.index = index;
+        self.applied.mark = mark;
+    }
+
+    fn commit(mut self: Box<Self>) -> io::Result<Applied> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        let store = self.store;
+        store.latch.check()?;
+        let _changing = store.changing.lock().expect(POISON);
+        assert!(Arc::ptr_eq(&self.disk, &store.disk()), "the tables were replaced under an open batch");
+        self.ops.push(schema::put_applied(&self.applied));
+        store.fatal("writing the tables", self.disk.write(&self.ops, false))?;
+        let mut live = store.live.write().expect(POISON);
+        self.writes.iter().for_each(|write| live.write(write));
+        *store.applied.write().expect(POISON) = self.applied.clone();
+        drop(live);
+        Ok(self.applied)
+    }
+}

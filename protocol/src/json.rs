@@ -113,6 +113,12 @@ pub fn without_nulls(value: &mut Value, depth: usize) {
     }
 }
 
+impl From<Value> for Json {
+    fn from(value: Value) -> Self {
+        Self::from_value(&value)
+    }
+}
+
 impl fmt::Debug for Json {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "json of {} bytes", self.0.len())

@@ -1,0 +1,321 @@
+//! One connection to one node, from its greeting to its loss: requests by id, pushes, heartbeats.
+//! What happens after a loss is the business of `connection`.
+
+use std::{collections::HashMap, net::SocketAddr, sync::Arc, sync::Mutex, time::Duration};
+
+use reach_protocol::{
+    AgentId, ErrorReply, InstanceId, codec,
+    frame::{Answer, ClientFrame, NodeFrame, Request, Welcome},
+    limits::FRAME_MAX,
+};
+use reach_transport::{Connection as Wire, Endpoint, LinkRx, LinkTx, SendError};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::{Instant, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use crate::options::Options;
+
+pub(crate) struct Link {
+    /// Counts this client's links; a push or an answer of an older one is void.
+    pub(crate) generation: u64,
+    pub(crate) welcome: Arc<Welcome>,
+    tx: LinkTx,
+    calls: Mutex<Calls>,
+    leave: CancellationToken,
+    why: Mutex<String>,
+}
+
+#[derive(Default)]
+struct Calls {
+    next_id: u64,
+    waiting: HashMap<u64, oneshot::Sender<Answered>>,
+    lost: bool,
+}
+
+type Answered = Result<Box<Answer>, Box<ErrorReply>>;
+
+/// What became of one try of one request.
+pub(crate) enum Asked {
+    Answered(Answered),
+    /// Not sent: the link's queue is full.
+    Full,
+    /// The link was lost after it was sent: unknown whether it happened.
+    Lost,
+    /// Not sent: the link was lost before.
+    NotSent,
+    /// No answer in time.
+    Late,
+}
+
+/// What a node sends of itself, with the link it came by.
+pub(crate) struct Push {
+    pub(crate) link: Arc<Link>,
+    pub(crate) frame: NodeFrame,
+}
+
+/// Level 1 of an agent, on the link it is attached to.
+#[derive(Clone)]
+pub(crate) struct Beat {
+    pub(crate) generation: u64,
+    pub(crate) agent_id: AgentId,
+    pub(crate) instance: InstanceId,
+    pub(crate) every: Duration,
+}
+
+/// The receiving half, for `serve`.
+pub(crate) struct Incoming {
+    wire: Wire,
+    rx: LinkRx,
+}
+
+impl Link {
+    /// Connects, says hello and waits for the welcome.
+    pub(crate) async fn dial(
+        endpoint: &Endpoint,
+        address: &str,
+        options: &Options,
+        generation: u64,
+    ) -> Result<(Arc<Self>, Incoming), String> {
+        let greeting = async {
+            let addrs: Vec<SocketAddr> = tokio::net::lookup_host(address)
+                .await
+                .map_err(|error| format!("{address} can't be resolved: {error}"))?
+                .collect();
+            let mut reason = format!("{address} has no address");
+            for addr in addrs {
+                match endpoint.connect(addr, &options.cluster, None).await {
+                    Ok(wire) => return Self::greet(wire, address, options, generation).await,
+                    Err(error) => reason = format!("{address}: {error}"),
+                }
+            }
+            Err(reason)
+        };
+        let late = |_| format!("{address}: no welcome within {} ms", options.dial_timeout.as_millis());
+        timeout(options.dial_timeout, greeting).await.map_err(late)?
+    }
+
+    async fn greet(
+        wire: Wire,
+        address: &str,
+        options: &Options,
+        generation: u64,
+    ) -> Result<(Arc<Self>, Incoming), String> {
+        let (tx, mut rx) = wire.link();
+        let hello = ClientFrame::Hello { cluster: options.cluster.clone() };
+        tx.send(codec::encode(&hello)).map_err(|error| format!("{address}: {error}"))?;
+        let Some(first) = rx.recv().await else {
+            return Err(format!("{address}: {}", lost(&wire).await));
+        };
+        let welcome = match codec::decode("frame", &first) {
+            Ok(NodeFrame::Welcome(welcome)) => welcome,
+            Ok(_) => return Err(format!("{address}: the first frame was no welcome")),
+            Err(error) => return Err(format!("{address}: {error}")),
+        };
+        let link = Self {
+            generation,
+            welcome: Arc::new(welcome),
+            tx,
+            calls: Mutex::default(),
+            leave: CancellationToken::new(),
+            why: Mutex::default(),
+        };
+        Ok((Arc::new(link), Incoming { wire, rx }))
+    }
+
+    /// One try. The node gets `within` to answer; a second more, and it counts as hung.
+    pub(crate) async fn ask(&self, request: Request, within: Duration, patience: Duration) -> Asked {
+        let (id, answer) = {
+            let mut calls = self.calls.lock().expect("no panic holds this lock");
+            if calls.lost {
+                return Asked::NotSent;
+            }
+            calls.next_id += 1;
+            let (tx, rx) = oneshot::channel();
+            let id = calls.next_id;
+            calls.waiting.insert(id, tx);
+            (id, rx)
+        };
+        let _forget = Forget { link: self, id };
+        let frame = codec::encode(&ClientFrame::Request {
+            id,
+            timeout_ms: (within.as_millis() as u64).max(1),
+            request,
+        });
+        let bytes = frame.len();
+        match self.tx.send(frame) {
+            Ok(()) => {}
+            Err(SendError::TooLarge) => {
+                return Asked::Answered(Err(ErrorReply::too_large("frame", bytes, FRAME_MAX).into()));
+            }
+            Err(SendError::Full) => return Asked::Full,
+            Err(SendError::Closed) => return Asked::NotSent,
+        }
+        match timeout(patience, answer).await {
+            Ok(Ok(answered)) => Asked::Answered(answered),
+            Ok(Err(_)) => Asked::Lost,
+            Err(_) => Asked::Late,
+        }
+    }
+
+    /// The answer to a level 2 echo; lost silently when the link is.
+    pub(crate) fn echo(&self, agent_id: &AgentId, instance: &InstanceId, seq: u64) {
+        let frame = ClientFrame::Echo { agent_id: agent_id.clone(), instance: instance.clone(), seq };
+        if let Err(error) = self.tx.send(codec::encode(&frame)) {
+            debug!(%error, "echo not sent");
+        }
+    }
+
+    /// Asks for another node.
+    pub(crate) fn leave(&self, why: &str) {
+        if !self.leave.is_cancelled() {
+            why.clone_into(&mut self.why.lock().expect("no panic holds this lock"));
+            self.leave.cancel();
+        }
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.leave.is_cancelled() || self.calls.lock().expect("no panic holds this lock").lost
+    }
+
+    /// Reads until the link is lost, and says why it was. Requests that wait are let go.
+    pub(crate) async fn serve(
+        self: &Arc<Self>,
+        incoming: Incoming,
+        pushes: Option<&mpsc::Sender<Push>>,
+        beats: &mut watch::Receiver<Option<Beat>>,
+        beat_timeout: Duration,
+    ) -> String {
+        let Incoming { wire, mut rx } = incoming;
+        let mut heart = Heart { beat: None, seq: 0, next: Instant::now(), unanswered: None };
+        heart.set(beats.borrow_and_update().clone().filter(|beat| beat.generation == self.generation));
+        let why = loop {
+            let due = heart.due();
+            tokio::select! {
+                // Answers before deadlines: after a pause of the whole process both are ready.
+                biased;
+                () = self.leave.cancelled() => break self.why.lock().expect("no panic holds this lock").clone(),
+                frame = rx.recv() => {
+                    let Some(frame) = frame else { break lost(&wire).await };
+                    match codec::decode("frame", &frame) {
+                        Ok(NodeFrame::Beaten { seq, .. }) => heart.answered(seq),
+                        Ok(NodeFrame::Goodbye) => break "the node is going".into(),
+                        Ok(frame) => self.take(frame, pushes),
+                        Err(error) => break error.to_string(),
+                    }
+                }
+                changed = beats.changed() => {
+                    if changed.is_err() {
+                        break "closed".into();
+                    }
+                    let beat = beats.borrow_and_update().clone();
+                    heart.set(beat.filter(|beat| beat.generation == self.generation));
+                }
+                () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                    if heart.is_late() {
+                        break format!("a heartbeat was not answered within {} ms", beat_timeout.as_millis());
+                    }
+                    if let Some(frame) = heart.beat(beat_timeout) && self.tx.send(codec::encode(&frame)).is_err() {
+                        break "a heartbeat could not be sent".into();
+                    }
+                }
+            }
+        };
+        self.lose();
+        wire.close(&why);
+        why
+    }
+
+    fn take(self: &Arc<Self>, frame: NodeFrame, pushes: Option<&mpsc::Sender<Push>>) {
+        if let NodeFrame::Response { id, response } = frame {
+            let waiting = self.calls.lock().expect("no panic holds this lock").waiting.remove(&id);
+            // Nobody waits any more: the caller's time was over.
+            let _ = waiting.map(|waiting| waiting.send(response));
+            return;
+        }
+        let Some(pushes) = pushes else { return };
+        let repeated = matches!(frame, NodeFrame::Deliver(_) | NodeFrame::Echo { .. });
+        if pushes.try_send(Push { link: self.clone(), frame }).is_err() && !repeated {
+            // Deliveries and echoes come again by themselves. Anything else would be missed;
+            // attaching anew makes up for it.
+            warn!(node = %self.welcome.node_id, "the agent's session fell behind its node");
+            self.leave("the session fell behind");
+        }
+    }
+
+    /// From now on nothing is sent here, and nobody waits here.
+    pub(crate) fn lose(&self) {
+        let mut calls = self.calls.lock().expect("no panic holds this lock");
+        calls.lost = true;
+        calls.waiting.clear();
+    }
+}
+
+/// Why nothing more comes: the connection's end, or a node that let the link alone go.
+async fn lost(wire: &Wire) -> String {
+    match timeout(Duration::from_millis(500), wire.closed()).await {
+        Ok(error) => error.to_string(),
+        Err(_) => "the node let the link go".into(),
+    }
+}
+
+struct Forget<'a> {
+    link: &'a Link,
+    id: u64,
+}
+
+impl Drop for Forget<'_> {
+    fn drop(&mut self) {
+        self.link.calls.lock().expect("no panic holds this lock").waiting.remove(&self.id);
+    }
+}
+
+/// The level 1 heartbeat of one link.
+struct Heart {
+    beat: Option<Beat>,
+    seq: u64,
+    next: Instant,
+    unanswered: Option<(u64, Instant)>,
+}
+
+impl Heart {
+    fn set(&mut self, beat: Option<Beat>) {
+        self.beat = beat;
+        self.unanswered = None;
+        self.next = Instant::now();
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.beat.as_ref()?;
+        Some(self.unanswered.map_or(self.next, |(_, deadline)| deadline.min(self.next)))
+    }
+
+    fn is_late(&self) -> bool {
+        self.unanswered.is_some_and(|(_, deadline)| deadline <= Instant::now())
+    }
+
+    fn beat(&mut self, answer_within: Duration) -> Option<ClientFrame> {
+        let beat = self.beat.as_ref()?;
+        let now = Instant::now();
+        if now < self.next {
+            return None;
+        }
+        self.seq += 1;
+        self.next = now + beat.every;
+        // The oldest unanswered beat decides.
+        self.unanswered.get_or_insert((self.seq, now + answer_within));
+        Some(ClientFrame::Beat {
+            agent_id: beat.agent_id.clone(),
+            instance: beat.instance.clone(),
+            seq: self.seq,
+        })
+    }
+
+    fn answered(&mut self, seq: u64) {
+        if self.unanswered.is_some_and(|(oldest, _)| seq >= oldest) {
+            self.unanswered = None;
+        }
+    }
+}

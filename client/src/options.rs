@@ -1,0 +1,144 @@
+//! Where the cluster is, who we are, and how long to wait. Also the context folder that the
+//! command line writes and every program on the machine can use.
+
+use std::{fs, path::Path, time::Duration};
+
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
+use reach_protocol::{AgentId, id::Name};
+use reach_transport::Credentials;
+use serde::Deserialize;
+
+use crate::error::Error;
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// `host:port` of nodes' client doors; one is enough, the others are learned from it.
+    pub endpoints: Vec<String>,
+    pub cluster: Name,
+    pub credentials: Credentials,
+    /// For the first connection, and for an agent's first registration. Default 10 s; then
+    /// [`Error::Unreachable`].
+    pub connect_timeout: Duration,
+    /// For one address, greeting included. Default 3 s; then the next address is tried.
+    pub dial_timeout: Duration,
+    /// For one answer of one node, besides the time it was asked to wait. Default 5 s; then the
+    /// request goes to another node.
+    pub answer_timeout: Duration,
+    /// For requests that name no time of their own, retries included. Default 30 s.
+    pub request_timeout: Duration,
+    /// For the answer to a heartbeat. Default 1 s; then the agent moves to another node.
+    pub beat_timeout: Duration,
+    /// The first and the longest pause between rounds of dialling, and between retries of a
+    /// request that was refused for now. Defaults 50 ms and 2 s, with jitter.
+    pub pause_min: Duration,
+    pub pause_max: Duration,
+    /// How long an agent's shutdown lets running tasks finish. Default 30 s; then they are left in
+    /// the inbox for the next run.
+    pub drain_timeout: Duration,
+    pub transport: reach_transport::Options,
+}
+
+/// `context.toml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ContextFile {
+    cluster: Name,
+    endpoints: Vec<String>,
+    ca: String,
+    cert: String,
+    key: String,
+}
+
+impl Options {
+    pub fn new(cluster: Name, endpoints: Vec<String>, credentials: Credentials) -> Self {
+        Self {
+            endpoints,
+            cluster,
+            credentials,
+            connect_timeout: Duration::from_secs(10),
+            dial_timeout: Duration::from_secs(3),
+            answer_timeout: Duration::from_secs(5),
+            request_timeout: Duration::from_secs(30),
+            beat_timeout: Duration::from_secs(1),
+            pause_min: Duration::from_millis(50),
+            pause_max: Duration::from_secs(2),
+            drain_timeout: Duration::from_secs(30),
+            transport: reach_transport::Options::client(),
+        }
+    }
+
+    /// Reads `context.toml` of a context folder; its file names are relative to the folder.
+    pub fn from_context(dir: impl AsRef<Path>) -> Result<Self, Error> {
+        let dir = dir.as_ref();
+        let path = dir.join("context.toml");
+        let wrong = |reason: String| Error::Invalid(format!("{}: {reason}", path.display()));
+        let text = fs::read_to_string(&path).map_err(|error| wrong(error.to_string()))?;
+        let file: ContextFile = toml::from_str(&text).map_err(|error| wrong(error.message().to_owned()))?;
+        if file.endpoints.is_empty() {
+            return Err(wrong("endpoints is empty: name at least one host:port".into()));
+        }
+        let credentials = Credentials::load(dir.join(file.ca), dir.join(file.cert), dir.join(file.key))?;
+        Ok(Self::new(file.cluster, file.endpoints, credentials))
+    }
+
+    /// As [`Options::from_context`], with the agent's own certificate and key
+    /// (`agents/ID.pem`, `agents/ID.key` in the folder).
+    pub fn from_context_as(dir: impl AsRef<Path>, agent_id: &AgentId) -> Result<Self, Error> {
+        let dir = dir.as_ref();
+        let mut options = Self::from_context(dir)?;
+        let file = |ending: &str| dir.join("agents").join(format!("{agent_id}.{ending}"));
+        for (pem, path) in [
+            (&mut options.credentials.cert_pem, file("pem")),
+            (&mut options.credentials.key_pem, file("key")),
+        ] {
+            *pem = fs::read_to_string(&path)
+                .map_err(|error| Error::Invalid(format!("{}: {error}", path.display())))?;
+        }
+        Ok(options)
+    }
+
+    pub(crate) fn pauses(&self) -> ExponentialBackoff {
+        ExponentialBuilder::new()
+            .with_min_delay(self.pause_min)
+            .with_max_delay(self.pause_max)
+            .with_factor(2.0)
+            .with_jitter()
+            .without_max_times()
+            .build()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn context(text: &str) -> Result<Options, Error> {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["client-ca.pem", "user.pem", "user.key"] {
+            fs::write(dir.path().join(name), name).unwrap();
+        }
+        fs::write(dir.path().join("context.toml"), text).unwrap();
+        Options::from_context(dir.path())
+    }
+
+    const FILES: &str = "ca = \"client-ca.pem\"\ncert = \"user.pem\"\nkey = \"user.key\"\n";
+
+    #[test]
+    fn a_context_folder_is_read() {
+        let options =
+            context(&format!("cluster = \"dev\"\nendpoints = [\"127.0.0.1:7481\"]\n{FILES}")).unwrap();
+        assert_eq!(options.cluster.as_str(), "dev");
+        assert_eq!(options.endpoints, ["127.0.0.1:7481"]);
+        assert_eq!(options.credentials.cert_pem, "user.pem");
+    }
+
+    #[test]
+    fn a_wrong_context_names_its_file() {
+        for text in ["", "cluster = \"dev\"\nendpoints = []\n", "nope = 1\n"] {
+            let error = context(&format!("{text}{FILES}")).unwrap_err().to_string();
+            assert!(error.contains("context.toml"), "{error}");
+        }
+        let missing = Options::from_context("/nowhere/at/all").unwrap_err().to_string();
+        assert!(missing.contains("/nowhere/at/all/context.toml"), "{missing}");
+    }
+}

@@ -3,18 +3,20 @@
 
 use proptest::prelude::*;
 use reach_protocol::{
-    AgentId, AgentState, Command, Fact, MessageState, MsgId, Principal, Rules, StateReason, Target,
+    AgentId, AgentState, Command, Fact, MessageState, MsgId, Principal, Reply, Rules, StateReason, Target,
     command::FailReason,
     message::{Holder, PendingReason},
 };
-use reach_scheduler::Figures;
+use reach_scheduler::{Figures, Input};
 
 mod world;
 
 use world::{World, agent_id, capabilities};
 
+type Tags = &'static [(&'static str, f64)];
+
 /// Who there is, what they declare, and how many tasks each runs.
-const AGENTS: [(&str, &[(&str, f64)], u32); 4] = [
+const AGENTS: [(&str, Tags, u32); 4] = [
     ("a", &[("x", 1.0)], 1),
     ("b", &[("x", 1.0), ("y", 2.0)], 2),
     ("c", &[("y", 1.0)], 1),
@@ -46,6 +48,8 @@ enum Step {
     Fail(usize),
     /// Lets go of a slot whose message has ended.
     Release(usize),
+    /// The latest proposals do not get into the log.
+    Void(usize),
     Lead,
 }
 
@@ -67,6 +71,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0..100usize).prop_map(Step::Complete),
         1 => (0..100usize).prop_map(Step::Fail),
         1 => (0..100usize).prop_map(Step::Release),
+        1 => (1..4usize).prop_map(Step::Void),
         1 => Just(Step::Lead),
     ]
 }
@@ -192,6 +197,12 @@ impl Run {
                     return;
                 };
                 self.world.propose(Command::Release { msg_id, attempt, holder });
+            }
+            Step::Void(count) => {
+                for _ in 0..count {
+                    let Some(command) = self.world.log.pop_back() else { return };
+                    self.world.handle(Input::Replied { command: &command, reply: &Reply::Void });
+                }
             }
             Step::Lead => self.world.lead(),
         }

@@ -122,7 +122,6 @@ struct Verifier {
 
 /// Why a chain did not pass. The text reaches the other side as the reason of the closing, so it
 /// tells nothing but what that side sent, and the time.
-#[derive(Debug)]
 enum Refusal {
     Unsigned(Whose),
     Expired { at: Timestamp, now: Timestamp },
@@ -132,6 +131,18 @@ enum Refusal {
 }
 
 impl std::error::Error for Refusal {}
+
+/// rustls puts this into the text that goes to the other side.
+impl fmt::Debug for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The sentence of a [`Refusal`] in what rustls says of it.
+pub(crate) fn refusal(text: &str) -> Option<&str> {
+    text.strip_prefix("invalid peer certificate: Other(OtherError(")?.strip_suffix("))")
+}
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

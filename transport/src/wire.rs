@@ -11,7 +11,7 @@ use std::{
 use bytes::Bytes;
 use quinn::{ConnectError, ConnectionError, ReadError, VarInt, WriteError};
 
-use crate::{endpoint::Door, error::Error};
+use crate::{endpoint::Door, error::Error, tls};
 
 /// Why a connection is closed, as a number on the wire; the reason goes along as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +90,10 @@ impl Wire {
         let reason = cut(reason);
         match self {
             Self::Quic { connection, own_reason } => {
+                // quinn would take this for the reason even after the other side has closed.
+                if connection.close_reason().is_some() {
+                    return;
+                }
                 own_reason.get_or_init(|| reason.to_owned());
                 connection.close(VarInt::from_u32(code as u32), reason.as_bytes());
             }
@@ -243,9 +247,8 @@ fn sentence(error: &ConnectionError, door: Option<Door>) -> String {
 fn spoken(code: u64, reason: &str, door: Option<Door>) -> Option<String> {
     const CONNECTION_REFUSED: u64 = 2;
     const ALERTS: u64 = 0x100;
-    // Our own verifiers' sentences come along behind rustls's prefix.
-    if let Some(sentence) = reason.strip_prefix("invalid peer certificate: ")
-        && code >= ALERTS
+    if code >= ALERTS
+        && let Some(sentence) = tls::refusal(reason)
     {
         return Some(sentence.to_owned());
     }

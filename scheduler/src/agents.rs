@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use reach_protocol::{AgentId, AgentState, Command, agent::AgentRecord};
+use reach_protocol::{AgentId, AgentState, Command, Reply, agent::AgentRecord};
 
 use crate::Scheduler;
 
@@ -14,6 +14,8 @@ use crate::Scheduler;
 /// the log ever stalls without losing its leader. Choices that meet the change after all are only
 /// made again.
 const CHANGE_MS: u64 = 60_000;
+/// How long the facts of a change may come after its reply, in milliseconds.
+const SETTLE_MS: u64 = 200;
 
 /// Changes of agents that are proposed and not applied yet.
 #[derive(Debug, Default)]
@@ -30,20 +32,30 @@ struct Changing {
 
 impl Changes {
     fn begin(&mut self, agent_id: &AgentId, command: &Command, due_ms: u64) {
-        let changing = self.by_agent.entry(agent_id.clone()).or_default();
-        changing.commands.push(command.clone());
+        self.by_agent.entry(agent_id.clone()).or_default().commands.push(command.clone());
+        self.put_off(agent_id, due_ms);
+    }
+
+    fn put_off(&mut self, agent_id: &AgentId, due_ms: u64) {
+        let Some(changing) = self.by_agent.get_mut(agent_id) else { return };
         let before = std::mem::replace(&mut changing.due_ms, due_ms);
         self.by_due.remove(&(before, agent_id.clone()));
         self.by_due.insert((due_ms, agent_id.clone()));
     }
 
-    /// Whether that was the last one on its way.
+    /// A reply. Whether it was the last one on its way.
     fn end(&mut self, agent_id: &AgentId, command: &Command) -> bool {
         let Some(changing) = self.by_agent.get_mut(agent_id) else { return false };
-        if let Some(index) = changing.commands.iter().position(|other| other == command) {
-            changing.commands.swap_remove(index);
+        let Some(index) = changing.commands.iter().position(|other| other == command) else { return false };
+        changing.commands.swap_remove(index);
+        changing.commands.is_empty()
+    }
+
+    /// A fact about the agent: if all were replied to, this is what was awaited.
+    fn seen(&mut self, agent_id: &AgentId) {
+        if self.by_agent.get(agent_id).is_some_and(|changing| changing.commands.is_empty()) {
+            self.forget(agent_id);
         }
-        changing.commands.is_empty() && self.forget(agent_id)
     }
 
     fn contains(&self, agent_id: &AgentId) -> bool {
@@ -72,6 +84,7 @@ impl Scheduler {
         let agent_id = record.agent_id();
         self.agents.insert(agent_id.clone(), record.clone());
         self.router.put(record, self.slots.taken(agent_id));
+        self.changes.seen(agent_id);
         self.router.set_changing(agent_id, self.changes.contains(agent_id));
         self.agent_moved(agent_id);
     }
@@ -79,6 +92,7 @@ impl Scheduler {
     pub(crate) fn remove_agent(&mut self, agent_id: &AgentId) {
         self.agents.remove(agent_id);
         self.router.remove(agent_id);
+        self.changes.seen(agent_id);
         self.agent_moved(agent_id);
     }
 
@@ -129,12 +143,16 @@ impl Scheduler {
         }
     }
 
-    pub(crate) fn change_settled(&mut self, command: &Command) {
-        if let Some(agent_id) = changes_agent(command)
-            && self.changes.end(agent_id, command)
-        {
+    pub(crate) fn change_replied(&mut self, command: &Command, reply: &Reply) {
+        let Some(agent_id) = changes_agent(command).filter(|id| self.changes.end(id, command)) else {
+            return;
+        };
+        if is_seen(command, reply, self.agents.get(agent_id)) {
+            self.changes.forget(agent_id);
             self.router.set_changing(agent_id, false);
             self.agent_moved(agent_id);
+        } else {
+            self.changes.put_off(agent_id, self.now_ms + SETTLE_MS);
         }
     }
 
@@ -143,6 +161,21 @@ impl Scheduler {
             self.router.set_changing(&agent_id, false);
             self.agent_moved(&agent_id);
         }
+    }
+}
+
+/// Whether what this command did is in the record already, or it did nothing for certain. Some that
+/// did nothing can't be told from those whose facts are still to come.
+fn is_seen(command: &Command, reply: &Reply, record: Option<&Arc<AgentRecord>>) -> bool {
+    match (command, reply) {
+        (_, Reply::Void | Reply::Refused(_)) => true,
+        (_, Reply::Agent(replied)) => record.is_some_and(|record| {
+            record.instance == replied.instance && record.registration == replied.registration
+        }),
+        (Command::SetLiveness { instance, liveness_seq, .. }, _) => {
+            record.is_none_or(|record| record.instance != *instance || record.liveness_seq > *liveness_seq)
+        }
+        _ => record.is_none(),
     }
 }
 

@@ -77,7 +77,7 @@ impl Scheduler {
             return false;
         };
         let Holder { agent_id, .. } = &holder;
-        tracked.place = Place::Assigning(agent_id.clone());
+        tracked.place = Place::Assigning { agent_id: agent_id.clone(), until_ms: None };
         self.queues.remove(key, &turn);
         self.slots.reserve(agent_id, msg_id);
         self.slots_moved(agent_id);

@@ -6,11 +6,7 @@ use std::ops::Bound;
 use reach_protocol::{Command, MessageState, MsgId, message::PendingReason};
 use reach_routing::Outlook;
 
-use crate::{
-    Output, Scheduler,
-    message::{Place, Tracked},
-    refusal,
-};
+use crate::{Output, Scheduler, message::Tracked, refusal};
 
 /// When an end that was proposed and not applied is proposed again, in milliseconds.
 const ASK_AGAIN_MS: u64 = 1_000;
@@ -67,10 +63,7 @@ impl Scheduler {
             let (attempt, reason) = (record.attempt, PendingReason::DeliveryFailed);
             return propose(outputs, Command::Return { msg_id: msg_id.clone(), attempt, holder, reason });
         }
-        if matches!(tracked.place, Place::Resting { until_ms } if now_ms >= until_ms) {
-            let place = self.enqueue(&record);
-            self.messages.get_mut(msg_id).expect("it was there above").place = place;
-        }
+        self.rested(msg_id);
     }
 
     /// Puts a message where it is due next.
@@ -78,9 +71,7 @@ impl Scheduler {
         let tracked = &self.messages[msg_id];
         let mut due_ms = tracked.record.expires_ms;
         due_ms = due_ms.min(self.give_back_ms(tracked).unwrap_or(u64::MAX));
-        if let Place::Resting { until_ms } = tracked.place {
-            due_ms = due_ms.min(until_ms);
-        }
+        due_ms = due_ms.min(tracked.rests_until_ms().unwrap_or(u64::MAX));
         if let Some(asked_ms) = tracked.asked_ms {
             due_ms = due_ms.max(asked_ms + ASK_AGAIN_MS);
         }

@@ -40,7 +40,8 @@ use submit::{Coming, OnItsWay};
 /// The driver's name for a request that waits for an answer.
 pub type Ticket = u64;
 
-/// What happens to the scheduler. The facts of an entry come before the replies to its commands.
+/// What happens to the scheduler. The facts of an entry may come shortly before or after the replies
+/// to its commands.
 #[derive(Debug)]
 pub enum Input<'a> {
     /// A submission. Its decision is filled in here; warnings already in it are kept.
@@ -198,11 +199,11 @@ impl Scheduler {
 
     fn replied(&mut self, command: &Command, reply: &Reply) {
         match command {
-            Command::Submit(submit) => self.submission_replied(submit),
+            Command::Submit(submit) => self.submission_replied(submit, reply),
             Command::Assign { msg_id, attempt, .. } => {
                 self.assignment_replied(msg_id, *attempt, *reply == Reply::Void);
             }
-            _ => self.change_settled(command),
+            _ => self.change_replied(command, reply),
         }
     }
 

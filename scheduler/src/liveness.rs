@@ -61,13 +61,13 @@ impl Clock {
 }
 
 /// What is known of one agent. All times are counted time.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Silence {
     runs: Vec<Run>,
     /// The run that the registry names.
     current: Option<InstanceId>,
-    /// Silence counts from here on: when the current run was first seen, or the node that held it
-    /// was lost.
+    /// Silence counts from here on: when the current run, not heard yet, was first seen, or when the
+    /// node that held it was lost.
     granted_ms: u64,
     asked: Option<Asked>,
 }
@@ -98,7 +98,7 @@ impl Ages {
         for age in ages {
             let level1_ms = now_ms.saturating_sub(age.level1_age_ms);
             let level2_ms = now_ms.saturating_sub(age.level2_age_ms);
-            let silence = self.agents.entry(age.agent_id.clone()).or_insert_with(|| Silence::new(now_ms));
+            let silence = self.agents.entry(age.agent_id.clone()).or_default();
             silence.heard(node, &age.instance, level1_ms, level2_ms);
         }
     }
@@ -144,7 +144,7 @@ impl Ages {
 
         let mut commands = Vec::new();
         for (agent_id, record) in &live.agents {
-            let silence = self.agents.entry(agent_id.clone()).or_insert_with(|| Silence::new(now_ms));
+            let silence = self.agents.entry(agent_id.clone()).or_default();
             silence.follow(&record.instance, now_ms);
             let Some((_, leading_ms)) = self.leading else {
                 silence.asked = None;
@@ -169,14 +169,13 @@ impl Ages {
 }
 
 impl Silence {
-    fn new(now_ms: u64) -> Self {
-        Self { runs: Vec::new(), current: None, granted_ms: now_ms, asked: None }
-    }
-
     /// A new run has a TTL to be heard in; that the one before it is silent says nothing.
     fn follow(&mut self, instance: &InstanceId, now_ms: u64) {
-        if self.current.as_ref() != Some(instance) {
-            self.current = Some(instance.clone());
+        if self.current.as_ref() == Some(instance) {
+            return;
+        }
+        self.current = Some(instance.clone());
+        if !self.runs.iter().any(|run| run.instance == *instance) {
             self.granted_ms = now_ms;
         }
     }

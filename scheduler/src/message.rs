@@ -14,8 +14,9 @@ use crate::{
     queue::{QueueKey, turn},
 };
 
-/// How long a message rests after an assignment came to nothing, in milliseconds: whatever stood in
-/// its way is not asked at the speed of the log.
+/// How long a message rests after an assignment that was replied to and moved nothing, in
+/// milliseconds: its facts may still be to come, and whatever stood in its way is not asked at the
+/// speed of the log.
 const REST_MS: u64 = 200;
 
 #[derive(Debug)]
@@ -31,8 +32,12 @@ pub(crate) struct Tracked {
 #[derive(Debug)]
 pub(crate) enum Place {
     Queued(Arc<QueueKey>),
-    /// An assignment to this agent is on its way.
-    Assigning(AgentId),
+    /// An assignment to this agent is on its way, or was replied to and its facts are awaited.
+    Assigning {
+        agent_id: AgentId,
+        until_ms: Option<u64>,
+    },
+    /// An assignment did not get into the log.
     Resting {
         until_ms: u64,
     },
@@ -75,11 +80,11 @@ impl Scheduler {
         self.pending -= u64::from(is_pending(&tracked.record));
         match tracked.place {
             Place::Queued(key) => self.queues.remove(&key, &turn(&tracked.record)),
-            Place::Assigning(agent_id) if holder.is_none_or(|holder| holder.agent_id != agent_id) => {
+            Place::Assigning { agent_id, .. } if holder.is_none_or(|holder| holder.agent_id != agent_id) => {
                 self.slots.cancel(&agent_id, msg_id);
                 self.slots_moved(&agent_id);
             }
-            Place::Assigning(_) | Place::Resting { .. } | Place::Held => {}
+            Place::Assigning { .. } | Place::Resting { .. } | Place::Held => {}
         }
     }
 
@@ -96,19 +101,53 @@ impl Scheduler {
         Place::Queued(key)
     }
 
-    /// The answer to an assignment. When the facts before it did not move the message, it did
-    /// nothing: the choice no longer held.
+    /// The answer to an assignment. It says nothing: the facts do, and when they don't come the
+    /// choice no longer held.
     pub(crate) fn assignment_replied(&mut self, msg_id: &MsgId, attempt: u32, is_void: bool) {
         let Some(tracked) = self.messages.get_mut(msg_id) else { return };
-        let Place::Assigning(agent_id) = &tracked.place else { return };
         if tracked.record.attempt != attempt {
             return;
         }
-        let agent_id = agent_id.clone();
-        tracked.place = Place::Resting { until_ms: self.now_ms + REST_MS };
-        self.decision_stale += u64::from(!is_void);
-        self.slots.cancel(&agent_id, msg_id);
-        self.slots_moved(&agent_id);
+        let Place::Assigning { agent_id, until_ms } = &mut tracked.place else { return };
+        let rest_until_ms = self.now_ms + REST_MS;
+        if is_void {
+            let agent_id = agent_id.clone();
+            tracked.place = Place::Resting { until_ms: rest_until_ms };
+            self.slots.cancel(&agent_id, msg_id);
+            self.slots_moved(&agent_id);
+        } else {
+            *until_ms = Some(rest_until_ms);
+        }
         self.reckon(msg_id);
+    }
+
+    /// Has a message chosen for again, when the assignment before came to nothing.
+    pub(crate) fn rested(&mut self, msg_id: &MsgId) {
+        let Some(tracked) = self.messages.get_mut(msg_id) else { return };
+        let agent_id = match &tracked.place {
+            Place::Resting { until_ms } if *until_ms <= self.now_ms => None,
+            Place::Assigning { agent_id, until_ms: Some(until_ms) } if *until_ms <= self.now_ms => {
+                Some(agent_id.clone())
+            }
+            _ => return,
+        };
+        let record = tracked.record.clone();
+        if let Some(agent_id) = agent_id {
+            self.decision_stale += 1;
+            self.slots.cancel(&agent_id, msg_id);
+            self.slots_moved(&agent_id);
+        }
+        let place = self.enqueue(&record);
+        self.messages.get_mut(msg_id).expect("it was there above").place = place;
+    }
+}
+
+impl Tracked {
+    pub fn rests_until_ms(&self) -> Option<u64> {
+        match &self.place {
+            Place::Resting { until_ms } => Some(*until_ms),
+            Place::Assigning { until_ms, .. } => *until_ms,
+            Place::Queued(_) | Place::Held => None,
+        }
     }
 }

@@ -143,14 +143,22 @@ impl Scheduler {
         let unused = reserved.filter(|agent_id| Some(agent_id) != holder);
         let stale = MessageState::Pending { reason: PendingReason::DecisionStale };
         self.decision_stale += u64::from(unused.is_some() && record.state == stale);
+        if on_its_way.proposals == 0 {
+            self.on_their_way.remove(&record.msg_id);
+        }
         self.take_back(&record.msg_id, unused, waits_in);
     }
 
-    /// The answer to a submission. After the last one nothing of it is on its way.
-    pub(crate) fn submission_replied(&mut self, submit: &Submit) {
+    /// The answer to a submission. After the last one nothing of it is on its way, unless it was
+    /// accepted and the fact that says so is still to come.
+    pub(crate) fn submission_replied(&mut self, submit: &Submit, reply: &Reply) {
         let Some(on_its_way) = self.on_their_way.get_mut(&submit.msg_id) else { return };
-        on_its_way.proposals -= 1;
+        // A repeat that came after the last answer stands for none.
+        on_its_way.proposals = on_its_way.proposals.saturating_sub(1);
+        let has_arrived = on_its_way.reserved.is_none() && on_its_way.waits_in.is_none();
+        let arrives = matches!(reply, Reply::Message(record) if !record.state.is_final());
         if on_its_way.proposals == 0
+            && (has_arrived || !arrives)
             && let Some(OnItsWay { reserved, waits_in, .. }) = self.on_their_way.remove(&submit.msg_id)
         {
             self.take_back(&submit.msg_id, reserved, waits_in);

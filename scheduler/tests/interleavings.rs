@@ -265,8 +265,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn every_accepted_message_ends_or_waits_for_nobody(steps in proptest::collection::vec(step(), 1..120)) {
+    fn every_accepted_message_ends_or_waits_for_nobody(
+        steps in proptest::collection::vec(step(), 1..120),
+        replies_first in any::<bool>(),
+    ) {
         let mut run = Run::new();
+        run.world.replies_first = replies_first;
         for step in steps {
             run.step(step);
         }

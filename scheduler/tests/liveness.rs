@@ -177,6 +177,20 @@ fn a_new_leader_grants_nothing_anew() {
 }
 
 #[test]
+fn a_leader_that_never_judged_before_grants_nothing_either() {
+    let mut node = Node::new(&["a", "b"]);
+    for second in 0..20 {
+        node.now_ms += 1_000;
+        node.report(N2, "a", "i1", second * 1_000, second * 1_000);
+        node.report(N2, "b", "i1", 0, 0);
+    }
+    node.leading_since_ms = Some(node.now_ms);
+    node.tick();
+    assert_eq!(node.took().len(), 1);
+    assert_eq!((node.state("a"), node.state("b")), (AgentState::Offline, AgentState::Ready));
+}
+
+#[test]
 fn who_was_never_heard_gets_one_ttl_from_the_start_of_the_lead() {
     // It was known here for long, but no node has told of it.
     let mut node = Node::new(&["a"]);

@@ -22,6 +22,8 @@ pub struct World {
     pub now_ms: u64,
     /// Proposed, in order, and not applied yet.
     pub log: VecDeque<Command>,
+    /// Whether the replies of an entry come before its facts.
+    pub replies_first: bool,
     /// Counts what was ever proposed.
     pub proposed: usize,
     /// What was answered without the log.
@@ -44,6 +46,7 @@ impl World {
             scheduler: Scheduler::new(&Default::default(), 0),
             now_ms: 1_000,
             log: VecDeque::new(),
+            replies_first: false,
             proposed: 0,
             answers: Vec::new(),
             index: 0,
@@ -89,9 +92,14 @@ impl World {
             })
             .collect();
         let facts: Vec<_> = applied.iter().flat_map(|applied| applied.facts.clone()).collect();
-        self.handle(Input::Applied { facts: &facts });
+        if !self.replies_first {
+            self.handle(Input::Applied { facts: &facts });
+        }
         for Applied { command, reply, .. } in &applied {
             self.handle(Input::Replied { command, reply });
+        }
+        if self.replies_first {
+            self.handle(Input::Applied { facts: &facts });
         }
         applied
     }

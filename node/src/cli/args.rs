@@ -1,0 +1,470 @@
+//! Every word of the command line, with its help. Names are a contract (docs/surface.md): they are
+//! added to, never renamed.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{ArgGroup, CommandFactory, Parser, Subcommand, ValueEnum};
+use reach_protocol::{AgentId, AgentState, Capability, MsgId, Tag, TraceId, agent, id::Name};
+
+use super::values::{self, Content};
+
+/// Agents hand each other tasks through a cluster that loses none.
+#[derive(Clone, Debug, Parser)]
+#[command(
+    name = "agent-reach",
+    version,
+    disable_help_subcommand = true,
+    after_help = "Begin with `agent-reach dev`: a cluster of three nodes on this machine, in a terminal of its own.\n\n\
+        Exit status: 0 done · 1 task not completed, or problems found · 2 usage · 3 refused, don't retry · \
+        4 try later · 5 unknown (the message's id is printed, to ask again) · 10 internal."
+)]
+pub struct Args {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+impl Args {
+    /// Writes completions for `shell`.
+    pub fn completions(shell: clap_complete::Shell, to: &mut dyn std::io::Write) {
+        clap_complete::generate(shell, &mut Self::command(), "agent-reach", to);
+    }
+}
+
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Options of every command")]
+pub struct Global {
+    /// The context to use. Default: the current one (`agent-reach context ls`).
+    #[arg(long, global = true, value_name = "NAME", env = "AGENT_REACH_CONTEXT")]
+    pub context: Option<String>,
+    /// A node's client address, in place of those in the context.
+    #[arg(long, global = true, value_name = "HOST:PORT", env = "AGENT_REACH_ENDPOINT")]
+    pub endpoint: Option<reach_config::Address>,
+    /// How answers are printed. `jsonl`: one line per item of a list.
+    #[arg(short, long, global = true, value_name = "FORM", value_enum, default_value_t = Format::Table)]
+    pub output: Format,
+    /// How long a command may take, as in 250ms, 30s or 15m; then it says what is known.
+    #[arg(long, global = true, value_name = "TIME", value_parser = values::duration, default_value = "30s")]
+    pub timeout: Duration,
+    /// Let any node answer from what it knows, without asking the leader: faster, may be a moment old.
+    #[arg(long, global = true)]
+    pub stale: bool,
+    /// Answer every question with yes.
+    #[arg(long, global = true)]
+    pub yes: bool,
+    /// No colours, also at a terminal. The environment variable NO_COLOR does the same.
+    #[arg(long, global = true)]
+    pub no_color: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    #[default]
+    Table,
+    Json,
+    Jsonl,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// Run a cluster on this machine, each node a process, and make it the current context.
+    Dev(Dev),
+    /// Run one node of a cluster.
+    Node(Node),
+    /// Print the version.
+    Version,
+    /// Print completions for a shell, to be sourced or put where it looks for them.
+    Completions { shell: clap_complete::Shell },
+    /// Which cluster is spoken to, and as whom.
+    #[command(subcommand)]
+    Context(ContextCommand),
+    /// Make a cluster, and look at it.
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
+    /// Certificates of agents, callers and operators.
+    #[command(subcommand)]
+    Certs(CertsCommand),
+    /// Run agents, and see who is there.
+    #[command(subcommand)]
+    Agents(AgentsCommand),
+    /// Submit a task and wait for its result.
+    Send(Send),
+    /// Look at messages.
+    #[command(subcommand)]
+    Messages(MessagesCommand),
+    /// Show every hop of a collaboration, in order.
+    Trace {
+        /// The trace's id, as `send` prints it.
+        trace_id: TraceId,
+    },
+    /// The rules in force on all nodes.
+    #[command(subcommand)]
+    Rules(RulesCommand),
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Dev {
+    /// Where the cluster is kept; continued when it is there. Default: ~/.agent-reach/dev.
+    #[arg(long, value_name = "D")]
+    pub dir: Option<PathBuf>,
+    /// Nodes of a new cluster. Three survive the loss of one.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
+    pub nodes: u8,
+    /// Delete what is there and begin anew.
+    #[arg(long)]
+    pub fresh: bool,
+    /// Leave a node that ends as it is. Without this it is started again after 3 s.
+    #[arg(long)]
+    pub no_restart: bool,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Node {
+    /// The node's own file, node.toml in the folder that `cluster new` made for it.
+    #[arg(long, value_name = "F")]
+    pub config: PathBuf,
+    /// Check the file and what it names, and stop.
+    #[arg(long)]
+    pub check: bool,
+    /// End when standard input ends, so that a supervisor that is killed leaves no node behind.
+    #[arg(long, hide = true)]
+    pub with_stdin: bool,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub enum ContextCommand {
+    /// List the contexts of this user.
+    Ls,
+    /// Make a context the current one.
+    Use { name: String },
+    /// Add a context and make it the current one.
+    Add {
+        name: String,
+        /// A folder with context.toml, certificate and key: the admin folder of `cluster new`, or one that
+        /// `certs issue --out` made.
+        #[arg(long, value_name = "DIR")]
+        from: PathBuf,
+    },
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub enum ClusterCommand {
+    /// Write the folders of a new cluster: one per node, and one with the keys that sign certificates.
+    New(ClusterNew),
+    /// Bring the nodes of a new cluster together, once.
+    Init,
+    /// Show each node: role, applied position, state hash, clock offset.
+    Status,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct ClusterNew {
+    /// The cluster's name: part of every certificate, fixed for ever.
+    #[arg(long, value_name = "N")]
+    pub name: Name,
+    /// A node and the host it runs on, once per node: n1=10.20.1.15, or n1=HOST:PORT with the port for clients
+    /// (7481; that for peers is the next one). Nodes that share a host have ports 10 apart.
+    #[arg(long = "node", value_name = "n1=HOST", required = true)]
+    pub nodes: Vec<String>,
+    /// The folder to make. It must not exist, or be empty.
+    #[arg(long, value_name = "D")]
+    pub out: PathBuf,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub enum CertsCommand {
+    /// Issue a certificate. Needs the key of the client CA, in the admin folder.
+    Issue(CertsIssue),
+    /// List the certificates of a folder, with their dates.
+    Ls {
+        /// Default: the current context's folder.
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
+}
+
+#[derive(Clone, Debug, clap::Args)]
+#[command(group = ArgGroup::new("whom").required(true))]
+pub struct CertsIssue {
+    /// For an agent: it may act as this id and as no other.
+    #[arg(long, value_name = "ID", group = "whom")]
+    pub agent: Option<AgentId>,
+    /// For a user who sends tasks and reads.
+    #[arg(long, value_name = "NAME", group = "whom")]
+    pub client: Option<Name>,
+    /// For a user who may also change rules, once the rules name them in [grants] operators.
+    #[arg(long, value_name = "NAME", group = "whom")]
+    pub operator: Option<Name>,
+    /// The folder with client-ca.pem, client-ca.key and context.toml. Default: the current context's, which
+    /// has the key for a `dev` cluster only.
+    #[arg(long, value_name = "DIR")]
+    pub admin: Option<PathBuf>,
+    /// Write a context folder of its own, to be handed over. Default: agents/ID.pem and .key in the admin folder for
+    /// an agent, a context folder users/NAME there for a user.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// How long it is valid.
+    #[arg(long, value_name = "TIME", value_parser = values::duration, default_value = "365d")]
+    pub lifetime: Duration,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub enum AgentsCommand {
+    /// Run a command per task, as an agent. It reads the envelope as JSON from standard input and writes the
+    /// result to standard output.
+    Run(AgentsRun),
+    /// Register an agent from a JSON file, without running it.
+    Register {
+        /// The registration as JSON; - for standard input.
+        #[arg(value_name = "F")]
+        file: PathBuf,
+    },
+    /// List the agents.
+    Ls(AgentsLs),
+    /// Show one agent.
+    Show { agent_id: AgentId },
+}
+
+#[derive(Clone, Debug, clap::Args)]
+#[command(
+    after_help = "The command's exit status says how the task went: 0 completed · 65 can't parse it · 69 refused · 75 busy · \
+        any other failed, with its last words on standard error as the reason. On file descriptor 3 it may write one JSON \
+        object a line: {\"excerpt\": \"…\"}, {\"cost\": 0.02}, {\"progress\": …}."
+)]
+pub struct AgentsRun {
+    /// What it can do, with an optional weight: twice the weight, twice the share. Once per capability.
+    #[arg(long = "capability", value_name = "T[=W]", required = true, value_parser = values::capability)]
+    pub capabilities: Vec<Capability>,
+    /// Its id. Default: made of the host's name and the command's.
+    #[arg(long, value_name = "ID")]
+    pub id: Option<AgentId>,
+    /// Tasks it runs at once.
+    #[arg(long, value_name = "N", default_value_t = agent::MAX_CONCURRENCY_DEFAULT,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(agent::MAX_CONCURRENCY_MAX)))]
+    pub slots: u32,
+    /// Something to be found by, as in owner=sre_team. May be repeated.
+    #[arg(long, value_name = "K=V", value_parser = values::pair)]
+    pub metadata: Vec<(String, String)>,
+    /// Which line of the output is the excerpt, where the command gives none itself.
+    #[arg(long, value_name = "LINE", value_enum, default_value_t = ExcerptFrom::FirstLine)]
+    pub excerpt_from: ExcerptFrom,
+    /// The command and its arguments, after --.
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub command: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ExcerptFrom {
+    #[default]
+    FirstLine,
+    LastLine,
+}
+
+impl ExcerptFrom {
+    /// The chosen line of `text` that holds something.
+    pub fn choose(self, text: &str) -> &str {
+        let mut lines = text.lines().map(str::trim_end).filter(|line| !line.is_empty());
+        match self {
+            Self::FirstLine => lines.next(),
+            Self::LastLine => lines.next_back(),
+        }
+        .unwrap_or_default()
+    }
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct AgentsLs {
+    /// Only those in this state: ready, draining or offline.
+    #[arg(long, value_name = "STATE", value_parser = values::agent_state)]
+    pub state: Option<AgentState>,
+    /// Only those that declare it.
+    #[arg(long, value_name = "T")]
+    pub capability: Option<Tag>,
+    /// Only those with this in their metadata.
+    #[arg(long, value_name = "K=V", value_parser = values::pair)]
+    pub metadata: Option<(String, String)>,
+    /// The most to list.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    pub limit: u32,
+    /// Go on after this one, the `next` of the list before.
+    #[arg(long, value_name = "ID")]
+    pub after: Option<AgentId>,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+#[command(group = ArgGroup::new("target").required(true))]
+pub struct Send {
+    /// What it takes; repeated, all of them. The cluster chooses among the agents that declare them.
+    #[arg(long = "capability", value_name = "T", group = "target")]
+    pub capabilities: Vec<Tag>,
+    /// One agent, whatever it declares.
+    #[arg(long, value_name = "AGENT", group = "target")]
+    pub to: Option<AgentId>,
+    /// The content: a JSON value, @FILE, or @- for standard input.
+    #[arg(long, value_name = "JSON|@F|@-")]
+    pub payload: Content,
+    /// What it is for, in a sentence.
+    #[arg(long, value_name = "TEXT")]
+    pub intent: Option<Content>,
+    /// An agent to try before others; repeated, in this order.
+    #[arg(long, value_name = "AGENT", conflicts_with = "to")]
+    pub prefer: Vec<AgentId>,
+    /// The time it has from its acceptance, as in 30s. Default: the rules' [delivery] expires_in_ms (15m).
+    #[arg(long, value_name = "TIME", value_parser = values::duration)]
+    pub expire_in: Option<Duration>,
+    /// Its id, and the key to send it again by: the same id is the same message. Default: a new one.
+    #[arg(long, value_name = "ID")]
+    pub msg_id: Option<MsgId>,
+    /// The collaboration it belongs to. Default: a new one.
+    #[arg(long, value_name = "ID")]
+    pub trace_id: Option<TraceId>,
+    /// Return when it is accepted, without its result; `messages wait ID` gets that later.
+    #[arg(long)]
+    pub detach: bool,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub enum MessagesCommand {
+    /// List messages, newest first.
+    Ls {
+        /// The most to list.
+        #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        limit: u32,
+        /// Go on after this one, the `next` of the list before.
+        #[arg(long, value_name = "ID")]
+        after: Option<MsgId>,
+    },
+    /// Show one message with its hops.
+    Show {
+        msg_id: MsgId,
+        /// Print its payload and nothing else.
+        #[arg(long, conflicts_with = "result")]
+        payload: bool,
+        /// Print its result and nothing else.
+        #[arg(long)]
+        result: bool,
+    },
+    /// Wait for a message's end and print it as `send` does.
+    Wait { msg_id: MsgId },
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub enum RulesCommand {
+    /// Print the rules in force, comments included.
+    Show,
+    /// Put a whole rules document in force. Keys that it leaves out have their defaults.
+    Apply {
+        /// A TOML file; - for standard input.
+        #[arg(value_name = "F")]
+        file: PathBuf,
+        /// Only if this is the revision in force now.
+        #[arg(long, value_name = "REV")]
+        expect: Option<u64>,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Args, clap::Error> {
+        Args::try_parse_from(std::iter::once("agent-reach").chain(line.split_whitespace()))
+    }
+
+    #[test]
+    fn the_tree_is_sound_and_every_word_has_its_help() {
+        fn check(command: &clap::Command, path: &str) {
+            assert!(command.get_about().is_some(), "{path} has no help");
+            for arg in command.get_arguments().filter(|arg| !arg.is_positional()) {
+                assert!(arg.get_help().is_some(), "{path} {} has no help", arg.get_id());
+            }
+            command.get_subcommands().for_each(|sub| check(sub, &format!("{path} {}", sub.get_name())));
+        }
+        Args::command().debug_assert();
+        check(&Args::command(), "agent-reach");
+    }
+
+    #[test]
+    fn the_contract_s_lines_are_understood() {
+        for line in [
+            "dev",
+            "dev --dir D --nodes 3 --fresh --no-restart",
+            "node --config F --check",
+            "version",
+            "completions bash",
+            "context ls",
+            "context use NAME",
+            "context add NAME --from DIR",
+            "cluster new --name N --node n1=a --node n2=b --out D",
+            "cluster init",
+            "cluster status -o json",
+            "certs issue --agent ID",
+            "certs issue --client NAME --admin D --out E --lifetime 30d",
+            "certs issue --operator NAME",
+            "certs ls",
+            "agents run --capability text.count=2 --capability x --id ID -- ./count.sh --fast",
+            "agents register F",
+            "agents ls --state ready --capability t --metadata k=v",
+            "agents show ID",
+            "send --capability a --capability b --payload {} --intent i --prefer p --expire-in 30s --detach",
+            "send --to AGENT --payload @- --msg-id m --trace-id t",
+            "messages ls --limit 5 --after m",
+            "messages show ID --payload",
+            "messages wait ID --timeout 5m",
+            "trace ID --stale --context c --endpoint h:1 --yes --no-color",
+            "rules show",
+            "rules apply F --expect 3",
+        ] {
+            parse(line).unwrap_or_else(|error| panic!("{line}\n{error}"));
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_a_usage_error() {
+        for line in [
+            "",
+            "nope",
+            "dev --nodes 0",
+            "node",
+            "certs issue",
+            "certs issue --agent a --client b",
+            "agents run --capability x",
+            "agents run -- cmd",
+            "agents run --capability x --slots 0 -- cmd",
+            "send --payload 1",
+            "send --capability x",
+            "send --capability x --to y --payload 1",
+            "send --to y --prefer z --payload 1",
+            "messages show ID --payload --result",
+            "trace a/b",
+            "cluster status --timeout 30",
+        ] {
+            assert_eq!(parse(line).map(|_| ()).unwrap_err().exit_code(), 2, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_commands_own_options_stay_its_own() {
+        let Command::Agents(AgentsCommand::Run(run)) =
+            parse("agents run --capability x -- grep --timeout -o json").unwrap().command
+        else {
+            panic!("another command");
+        };
+        assert_eq!(run.command, ["grep", "--timeout", "-o", "json"]);
+    }
+
+    #[test]
+    fn content_is_not_in_the_debug_form() {
+        let args = parse("send --to a --payload \"hunter2\" --intent hunter2").unwrap();
+        assert!(!format!("{args:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn an_excerpt_is_a_line_that_holds_something() {
+        let text = "\nfirst  \nmiddle\nlast\n\n";
+        assert_eq!(ExcerptFrom::FirstLine.choose(text), "first");
+        assert_eq!(ExcerptFrom::LastLine.choose(text), "last");
+        assert_eq!(ExcerptFrom::FirstLine.choose(""), "");
+    }
+}

@@ -1,0 +1,199 @@
+//! The offline commands as they are used: a cluster's folders, certificates, contexts.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use clap::Parser;
+use reach_config::{Contexts, NodeConfig, layout::ADMIN_DIR};
+use reach_protocol::{AgentId, Principal};
+use reach_transport::{Credentials, describe};
+
+use super::{
+    Failure,
+    args::{Args, CertsCommand, ClusterCommand, Command},
+    certs, cluster_new, context,
+};
+use crate::show::Shown;
+
+struct Desk {
+    dir: tempfile::TempDir,
+    contexts: Contexts,
+}
+
+impl Desk {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let contexts = Contexts::open(dir.path().join("home"));
+        Self { dir, contexts }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Runs a command line; `DIR` stands for the desk's folder.
+    fn run(&self, line: &str) -> Result<Shown, Failure> {
+        let line = line.replace("DIR", &self.dir.path().display().to_string());
+        let args = Args::parse_from(std::iter::once("agent-reach").chain(line.split(' ')));
+        let choice = args.global.context.as_deref();
+        match &args.command {
+            Command::Cluster(ClusterCommand::New(args)) => cluster_new::run(args),
+            Command::Certs(CertsCommand::Issue(args)) => certs::issue(args, &self.contexts, choice),
+            Command::Certs(CertsCommand::Ls { dir }) => certs::ls(dir.as_deref(), &self.contexts, choice),
+            Command::Context(command) => context::run(command, &self.contexts),
+            _ => panic!("not an offline command: {line}"),
+        }
+    }
+
+    fn with_cluster() -> Self {
+        let desk = Self::new();
+        desk.run("cluster new --name shop --node n1=127.0.0.1 --node n2=127.0.0.1 --node n3=127.0.0.1 --out DIR/shop")
+            .unwrap();
+        desk
+    }
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+#[test]
+fn a_new_clusters_nodes_can_start_from_their_folders() {
+    let desk = Desk::with_cluster();
+    for node in ["n1", "n2", "n3"] {
+        let config = NodeConfig::load(&desk.path("shop").join(node).join("node.toml")).unwrap();
+        assert_eq!(config.node_id.to_string(), node);
+        for files in [&config.peer_tls, &config.client_tls] {
+            let credentials = Credentials::load(&files.ca, &files.cert, &files.key).unwrap();
+            let info = describe(&credentials.cert_pem).unwrap();
+            assert_eq!(info.identity.to_string(), format!("reach://shop/node/{node}"));
+            assert_eq!(mode(&files.key), 0o600);
+        }
+        let names: Vec<String> = fs::read_dir(desk.path("shop").join(node))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        assert!(!names.iter().any(|name| name.ends_with("ca.key")), "{names:?}");
+    }
+    let admin = desk.path("shop").join(ADMIN_DIR);
+    assert_eq!(
+        (mode(&admin), mode(&admin.join("peer-ca.key")), mode(&admin.join("client-ca.key"))),
+        (0o700, 0o600, 0o600)
+    );
+    assert_eq!(fs::read_dir(desk.path("shop")).unwrap().count(), 4, "nothing is left over");
+}
+
+#[test]
+fn nothing_is_overwritten() {
+    let desk = Desk::with_cluster();
+    let before = fs::read(desk.path("shop/admin/client-ca.key")).unwrap();
+    let error = desk.run("cluster new --name shop --node n1=127.0.0.1 --out DIR/shop").unwrap_err();
+    assert!(error.to_string().contains("nothing is overwritten"), "{error}");
+    let layout =
+        reach_config::Layout::new(reach_protocol::id::Name::parse("shop").unwrap(), &["n1=a".into()])
+            .unwrap();
+    assert_eq!(cluster_new::write(&layout, &desk.path("shop")).unwrap_err().exit, 3);
+    assert_eq!(fs::read(desk.path("shop/admin/client-ca.key")).unwrap(), before);
+
+    desk.run("certs issue --agent a1 --admin DIR/shop/admin").unwrap();
+    let error = desk.run("certs issue --agent a1 --admin DIR/shop/admin").unwrap_err();
+    assert!(error.to_string().contains("a1.pem exists"), "{error}");
+}
+
+#[test]
+fn the_next_commands_are_the_ones_that_work() {
+    let desk = Desk::new();
+    let shown = desk.run("cluster new --name shop --node n1=127.0.0.1 --out DIR/shop").unwrap();
+    let text = shown.notes.join("\n");
+    let typed = |start: &str| {
+        let line = text
+            .lines()
+            .map(str::trim)
+            .find(|line| line.starts_with(start))
+            .unwrap_or_else(|| panic!("{text}"));
+        line.strip_prefix("agent-reach ").unwrap().to_string()
+    };
+    desk.run(&typed("agent-reach context add")).unwrap();
+    desk.run(&typed("agent-reach certs issue").replace("ID", "counter")).unwrap();
+    let file = typed("agent-reach node").replace("node --config ", "");
+    NodeConfig::load(Path::new(&file)).unwrap();
+    assert_eq!(desk.contexts.current(None).unwrap().name.as_str(), "shop");
+}
+
+#[test]
+fn an_issued_certificate_names_its_identity_and_can_be_handed_over() {
+    let desk = Desk::with_cluster();
+    let shown =
+        desk.run("certs issue --operator ann --admin DIR/shop/admin --out DIR/ann --lifetime 20d").unwrap();
+    let text = shown.notes.join("\n");
+    assert!(text.contains("add \"ann\" to operators in [grants]"), "{text}");
+    desk.run("context add ann --from DIR/ann").unwrap();
+    let context = desk.contexts.current(None).unwrap();
+    let credentials = Credentials::load(&context.ca, &context.cert, &context.key).unwrap();
+    let info = describe(&credentials.cert_pem).unwrap();
+    assert_eq!(info.identity.to_string(), "reach://shop/user/ann");
+    let days = info.not_after.duration_since(info.not_before).as_hours() / 24;
+    assert_eq!(days, 22, "20 days, and 48 hours early");
+    assert_eq!(context.endpoints.len(), 3);
+
+    let list = desk.run("certs ls --dir DIR/shop/admin").unwrap();
+    let files: Vec<&str> =
+        list.json["items"].as_array().unwrap().iter().map(|item| item["file"].as_str().unwrap()).collect();
+    assert_eq!(files, ["admin.pem", "client-ca.pem", "peer-ca.pem"]);
+    assert_eq!(list.json["items"][0]["identity"], "reach://shop/user/admin");
+    let notes = desk.run("certs ls").unwrap().notes;
+    assert!(notes.len() == 1 && notes[0].starts_with("client.pem ends soon"), "{notes:?}");
+
+    let error = desk.run("certs issue --agent a").unwrap_err();
+    assert!(error.to_string().contains("holds no client-ca.key") && error.exit == 2, "{error}");
+}
+
+#[test]
+fn an_agents_certificate_is_issued_on_first_use_and_kept() {
+    let desk = Desk::with_cluster();
+    desk.run("context add shop --from DIR/shop/admin").unwrap();
+    let agent_id = AgentId::parse("counter").unwrap();
+    let context = desk.contexts.current(None).unwrap();
+    let error = certs::for_agent(&context, &agent_id).unwrap_err();
+    assert!(error.to_string().contains("certs issue --agent counter"), "{error}");
+
+    fs::copy(desk.path("shop/admin/client-ca.key"), context.dir.join("client-ca.key")).unwrap();
+    let files = std::thread::scope(|scope| {
+        let starts: Vec<_> =
+            (0..8).map(|_| scope.spawn(|| certs::for_agent(&context, &agent_id).unwrap())).collect();
+        starts.into_iter().map(|start| start.join().unwrap()).next_back().unwrap()
+    });
+    let credentials = Credentials::load(&files.ca, &files.cert, &files.key).unwrap();
+    let info = describe(&credentials.cert_pem).unwrap();
+    assert_eq!(info.identity.principal, Principal::Agent(agent_id.clone()));
+    let again = certs::for_agent(&context, &agent_id).unwrap();
+    assert_eq!(describe(&fs::read_to_string(again.cert).unwrap()).unwrap().serial, info.serial);
+}
+
+#[test]
+fn a_context_that_is_an_agents_own_needs_no_other_certificate() {
+    let desk = Desk::with_cluster();
+    desk.run("certs issue --agent counter --admin DIR/shop/admin --out DIR/counter").unwrap();
+    desk.run("context add counter --from DIR/counter").unwrap();
+    let context = desk.contexts.current(None).unwrap();
+    let files = certs::for_agent(&context, &AgentId::parse("counter").unwrap()).unwrap();
+    assert_eq!(files.cert, context.cert);
+    assert!(certs::for_agent(&context, &AgentId::parse("other").unwrap()).is_err());
+}
+
+#[test]
+fn a_broken_context_does_not_hide_the_others() {
+    let desk = Desk::with_cluster();
+    assert_eq!(desk.run("context ls").unwrap().rows.len(), 0);
+    desk.run("context add one --from DIR/shop/admin").unwrap();
+    desk.run("context add two --from DIR/shop/admin").unwrap();
+    desk.run("context use one").unwrap();
+    fs::write(desk.path("home/contexts/two/context.toml"), "nope").unwrap();
+    let list = desk.run("context ls").unwrap();
+    assert_eq!(list.rows[0][..4], ["*", "one", "shop", "user/admin"]);
+    assert!(list.rows[1][4].contains("line 1"), "{:?}", list.rows[1]);
+    assert_eq!(desk.run("context use three").unwrap_err().exit, 2);
+}

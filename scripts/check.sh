@@ -13,16 +13,16 @@ storage=(-p reach-storage --no-default-features)
 
 for selection in "${packages[*]}" "${storage[*]}"; do
     # shellcheck disable=SC2086 # a list of plain words
-    if cargo tree --quiet --locked --prefix none $selection | grep -q '^librocksdb-sys '; then
+    if cargo tree --quiet --prefix none $selection | grep -q '^librocksdb-sys '; then
         echo "check: one of $selection brings RocksDB in; it must not need a C++ build" >&2
         exit 1
     fi
 done
 
-lint=(cargo clippy --quiet --locked --all-targets)
+lint=(cargo clippy --quiet --all-targets)
 step "format" cargo fmt --all --check
 step "lints" "${lint[@]}" "${packages[@]}" -- -D warnings
 step "lints of storage" "${lint[@]}" "${storage[@]}" -- -D warnings
-step "tests" cargo test --quiet --locked "${packages[@]}"
-step "tests of storage" cargo test --quiet --locked "${storage[@]}"
+step "tests" cargo test --quiet "${packages[@]}"
+step "tests of storage" cargo test --quiet "${storage[@]}"
 echo "everything that needs no RocksDB holds, after $SECONDS s"

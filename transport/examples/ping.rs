@@ -48,7 +48,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         let (start, mut count) = (Instant::now(), 0u64);
         while start.elapsed() < Duration::from_secs(3) {
-            rx.recv().await.ok_or("the link ended")?;
+            if rx.recv().await.is_none() {
+                return Err(connection.closed().await.into());
+            }
             count += 1;
             tx.send(frame.clone())?;
         }

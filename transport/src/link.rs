@@ -13,7 +13,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use reach_protocol::limits::FRAME_MAX;
 use tokio::{
     sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
-    task::{AbortHandle, JoinSet},
+    task::{AbortHandle, JoinError, JoinSet},
     time::timeout,
 };
 
@@ -273,7 +273,7 @@ async fn run_writer(wire: Wire, queue: Arc<Queue>) {
     if let Err(error) = result {
         tracing::debug!(peer = %wire.remote_addr(), reason = %error, "link closed");
         // After a failed write the other side misses frames: it must not wait for them.
-        wire.close(CloseCode::Done, "the link was lost");
+        wire.close(CloseCode::Done, &format!("the link was lost: {error}"));
     }
 }
 
@@ -301,12 +301,12 @@ async fn write(wire: &Wire, queue: &Arc<Queue>) -> Result<(), Error> {
         stream.write(buffer.split().freeze()).await?;
         queue.written(pending);
         while let Some(done) = big.try_join_next() {
-            done.expect("writing a frame does not panic")?;
+            joined(done)?;
         }
     }
     let flush = async {
         while let Some(done) = big.join_next().await {
-            done.expect("writing a frame does not panic")?;
+            joined(done)?;
         }
         finish(&mut stream).await
     };
@@ -314,6 +314,11 @@ async fn write(wire: &Wire, queue: &Arc<Queue>) -> Result<(), Error> {
         Ok(result) => result,
         Err(_) => Err(Error::closed("the last frames of the link were not taken in time")),
     }
+}
+
+/// A task is cancelled only when the whole runtime ends.
+fn joined(done: Result<Result<(), Error>, JoinError>) -> Result<(), Error> {
+    done.unwrap_or_else(|_| Err(Error::closed("this process is ending")))
 }
 
 /// The other side bounds how many of these are open at once.
@@ -387,6 +392,10 @@ async fn read_stream(
                     None => return Err(Error::closed("a stream ended within its frame")),
                 }
             };
+            // Read to its end: to let go of a stream before that is to refuse it.
+            if !frames.is_between() || stream.read().await?.is_some() {
+                return Err(Error::closed("bytes after a stream's frame"));
+            }
             let _ = big.send(Big { frame, _room: room }).await;
             Ok(())
         }

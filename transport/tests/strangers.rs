@@ -93,6 +93,7 @@ async fn a_broken_link_is_closed_rather_than_continued() {
     for (streams, told) in [
         (&[&[2u8, 0, 0, 0, 9, 1, 2][..]][..], "ended within a frame"),
         (&[&[3u8, 0, 0, 0, 9, 1, 2][..]][..], "ended within its frame"),
+        (&[&[3u8, 0, 0, 0, 1, 1, 2][..]][..], "bytes after a stream's frame"),
         (&[&[2u8, 0, 0, 0, 0][..], &[2u8][..]][..], "a second link"),
         (&[&[77u8][..]][..], "unknown tag"),
         (&[&[][..]][..], "without a tag"),

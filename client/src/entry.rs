@@ -43,6 +43,8 @@ pub(crate) enum Stage {
     Running,
     Saving(Arc<Outcome>),
     Done(Arc<Outcome>),
+    /// The cluster has recorded it, or wants it no more; on its way to the ring.
+    Settling(Arc<Outcome>),
     /// Its handler was told to stop; then the slot is released, for this attempt.
     Cancelling(Option<u32>),
 }
@@ -96,7 +98,7 @@ impl Entry {
     /// What attaching says of it; nothing of what is not on disk, or is on its way out.
     pub(crate) fn held(&self, msg_id: &MsgId) -> Option<Held> {
         let finished = match &self.stage {
-            Stage::Cancelling(_) => return None,
+            Stage::Cancelling(_) | Stage::Settling(_) => return None,
             Stage::Held(outcome) => outcome.is_some(),
             Stage::Done(_) => true,
             _ => false,

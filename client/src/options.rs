@@ -70,14 +70,8 @@ impl Options {
     /// Reads `context.toml` of a context folder; its file names are relative to the folder.
     pub fn from_context(dir: impl AsRef<Path>) -> Result<Self, Error> {
         let dir = dir.as_ref();
-        let path = dir.join("context.toml");
-        let wrong = |reason: String| Error::Invalid(format!("{}: {reason}", path.display()));
-        let text = fs::read_to_string(&path).map_err(|error| wrong(error.to_string()))?;
-        let file: ContextFile = toml::from_str(&text).map_err(|error| wrong(error.message().to_owned()))?;
-        if file.endpoints.is_empty() {
-            return Err(wrong("endpoints is empty: name at least one host:port".into()));
-        }
-        let credentials = Credentials::load(dir.join(file.ca), dir.join(file.cert), dir.join(file.key))?;
+        let file = ContextFile::read(dir)?;
+        let credentials = Credentials::load(dir.join(&file.ca), dir.join(&file.cert), dir.join(&file.key))?;
         Ok(Self::new(file.cluster, file.endpoints, credentials))
     }
 
@@ -85,16 +79,10 @@ impl Options {
     /// (`agents/ID.pem`, `agents/ID.key` in the folder).
     pub fn from_context_as(dir: impl AsRef<Path>, agent_id: &AgentId) -> Result<Self, Error> {
         let dir = dir.as_ref();
-        let mut options = Self::from_context(dir)?;
-        let file = |ending: &str| dir.join("agents").join(format!("{agent_id}.{ending}"));
-        for (pem, path) in [
-            (&mut options.credentials.cert_pem, file("pem")),
-            (&mut options.credentials.key_pem, file("key")),
-        ] {
-            *pem = fs::read_to_string(&path)
-                .map_err(|error| Error::Invalid(format!("{}: {error}", path.display())))?;
-        }
-        Ok(options)
+        let file = ContextFile::read(dir)?;
+        let own = |ending: &str| dir.join("agents").join(format!("{agent_id}.{ending}"));
+        let credentials = Credentials::load(dir.join(&file.ca), own("pem"), own("key"))?;
+        Ok(Self::new(file.cluster, file.endpoints, credentials))
     }
 
     pub(crate) fn pauses(&self) -> ExponentialBackoff {
@@ -108,34 +96,62 @@ impl Options {
     }
 }
 
+impl ContextFile {
+    fn read(dir: &Path) -> Result<Self, Error> {
+        let path = dir.join("context.toml");
+        let wrong = |reason: String| Error::Invalid(format!("{}: {reason}", path.display()));
+        let text = fs::read_to_string(&path).map_err(|error| wrong(error.to_string()))?;
+        let file: Self = toml::from_str(&text).map_err(|error| wrong(error.message().to_owned()))?;
+        if file.endpoints.is_empty() {
+            return Err(wrong("endpoints is empty: name at least one host:port".into()));
+        }
+        Ok(file)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use reach_protocol::Principal;
+    use reach_transport::{Identity, authority::Authority};
+
     use super::*;
 
-    fn context(text: &str) -> Result<Options, Error> {
+    const FILES: &str = "ca = \"ca.pem\"\ncert = \"user.pem\"\nkey = \"user.key\"\n";
+
+    fn folder(text: &str) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
-        for name in ["client-ca.pem", "user.pem", "user.key"] {
-            fs::write(dir.path().join(name), name).unwrap();
+        let cluster: Name = "dev".parse().unwrap();
+        let authority = Authority::new(&cluster, "client");
+        let user = Principal::User("u".parse().unwrap());
+        let agent = Principal::Agent("a".parse().unwrap());
+        fs::write(dir.path().join("ca.pem"), authority.cert_pem()).unwrap();
+        fs::create_dir(dir.path().join("agents")).unwrap();
+        for (name, principal) in [("user", user), ("agents/a", agent)] {
+            let identity = Identity::new(cluster.clone(), principal);
+            let issued = authority.issue(&identity, Duration::from_secs(3600)).unwrap();
+            fs::write(dir.path().join(format!("{name}.pem")), issued.cert_pem).unwrap();
+            fs::write(dir.path().join(format!("{name}.key")), issued.key_pem).unwrap();
         }
         fs::write(dir.path().join("context.toml"), text).unwrap();
-        Options::from_context(dir.path())
+        dir
     }
-
-    const FILES: &str = "ca = \"client-ca.pem\"\ncert = \"user.pem\"\nkey = \"user.key\"\n";
 
     #[test]
     fn a_context_folder_is_read() {
-        let options =
-            context(&format!("cluster = \"dev\"\nendpoints = [\"127.0.0.1:7481\"]\n{FILES}")).unwrap();
+        let dir = folder(&format!("cluster = \"dev\"\nendpoints = [\"127.0.0.1:7481\"]\n{FILES}"));
+        let options = Options::from_context(dir.path()).unwrap();
         assert_eq!(options.cluster.as_str(), "dev");
         assert_eq!(options.endpoints, ["127.0.0.1:7481"]);
-        assert_eq!(options.credentials.cert_pem, "user.pem");
+        let agent = Options::from_context_as(dir.path(), &"a".parse().unwrap()).unwrap();
+        assert_ne!(agent.credentials.cert_pem, options.credentials.cert_pem);
+        assert!(Options::from_context_as(dir.path(), &"b".parse().unwrap()).is_err());
     }
 
     #[test]
     fn a_wrong_context_names_its_file() {
         for text in ["", "cluster = \"dev\"\nendpoints = []\n", "nope = 1\n"] {
-            let error = context(&format!("{text}{FILES}")).unwrap_err().to_string();
+            let dir = folder(&format!("{text}{FILES}"));
+            let error = Options::from_context(dir.path()).unwrap_err().to_string();
             assert!(error.contains("context.toml"), "{error}");
         }
         let missing = Options::from_context("/nowhere/at/all").unwrap_err().to_string();

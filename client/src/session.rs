@@ -312,23 +312,35 @@ impl Session {
 
     fn on_deliver(&mut self, delivery: Delivery) -> Flow {
         let Delivery { msg_id, attempt, .. } = &delivery;
-        let Some(entry) = self.book.entries.get_mut(msg_id) else { return self.accept(delivery) };
+        let Some(entry) = self.book.entries.get_mut(msg_id) else {
+            let known = self.inbox.settled(msg_id, delivery.envelope.content_hash())?;
+            self.accept(delivery, known.map(Arc::new));
+            return Ok(());
+        };
         if *attempt < entry.attempt {
             return Ok(());
         }
-        if *attempt == entry.attempt {
-            // The answer got lost. While it is still on its way, it isn't doubled.
-            if entry.received {
-                self.report(&delivery.msg_id);
-            }
-            return Ok(());
-        }
+        let failed = |outcome: &Outcome| matches!(outcome, Outcome::Failed { .. });
         match &entry.stage {
             // It comes again when the slot is free.
             Stage::Cancelling(_) => return Ok(()),
+            // Recorded, but not yet where an earlier result is looked for.
+            Stage::Settling(outcome) => {
+                let known = (!failed(outcome)).then(|| outcome.clone());
+                self.accept(delivery, known);
+                return Ok(());
+            }
+            _ if *attempt == entry.attempt => {
+                // The answer got lost. While it is still on its way, it isn't doubled.
+                if entry.received {
+                    self.report(&delivery.msg_id);
+                }
+                return Ok(());
+            }
             // A failure was the earlier attempt's; this one begins anew.
-            Stage::Saving(outcome) | Stage::Done(outcome) if matches!(**outcome, Outcome::Failed { .. }) => {
-                return self.accept(delivery);
+            Stage::Saving(outcome) | Stage::Done(outcome) if failed(outcome) => {
+                self.accept(delivery, None);
+                return Ok(());
             }
             _ => {}
         }
@@ -341,21 +353,20 @@ impl Session {
         Ok(())
     }
 
-    fn accept(&mut self, delivery: Delivery) -> Flow {
-        if self.book.entries.len() >= self.tasks_max {
-            warn!(msg_id = %delivery.msg_id, tasks_max = self.tasks_max, "the inbox is full: not taken");
-            return Ok(());
-        }
+    /// Stores a new task, or an attempt that begins anew; with a `known` outcome it won't run.
+    fn accept(&mut self, delivery: Delivery, known: Option<Arc<Outcome>>) {
         let (msg_id, attempt) = (delivery.msg_id.clone(), delivery.attempt);
-        let outcome = match wrong(&delivery) {
-            Some(what) => Some(Outcome::Failed { reason: FailReason::Unparseable, message: what.to_owned() }),
-            None => self.inbox.settled(&msg_id, delivery.envelope.content_hash())?,
-        };
-        let (task, entry) = Entry::delivered(delivery, outcome.map(Arc::new));
+        if self.book.entries.len() >= self.tasks_max && !self.book.entries.contains_key(&msg_id) {
+            warn!(%msg_id, tasks_max = self.tasks_max, "the inbox is full: not taken");
+            return;
+        }
+        let wrong = wrong(&delivery).map(|what| {
+            Arc::new(Outcome::Failed { reason: FailReason::Unparseable, message: what.to_owned() })
+        });
+        let (task, entry) = Entry::delivered(delivery, wrong.or(known));
         let stored = self.inbox.put(task);
         self.book.entries.insert(msg_id.clone(), entry);
         self.book.steps.spawn(steps::store(msg_id, attempt, stored));
-        Ok(())
     }
 
     fn on_step(&mut self, step: Step) -> Flow {
@@ -381,6 +392,18 @@ impl Session {
                 Ok(())
             }
             Step::Recorded { msg_id, attempt, answer } => self.on_recorded(&msg_id, attempt, answer),
+            Step::Settled { msg_id, stored } => {
+                stored?;
+                if self
+                    .book
+                    .entries
+                    .get(&msg_id)
+                    .is_some_and(|entry| matches!(entry.stage, Stage::Settling(_)))
+                {
+                    self.book.entries.remove(&msg_id);
+                }
+                Ok(())
+            }
             Step::Asked { stored, answer } => {
                 stored?;
                 match answer {
@@ -538,8 +561,8 @@ impl Session {
                 info!(%msg_id, attempt, code = %error.code(), "the outcome is not wanted any more");
             }
         }
-        self.book.entries.remove(msg_id);
-        self.book.steps.spawn(steps::write(self.inbox.settle(msg_id)));
+        entry.stage = Stage::Settling(outcome);
+        self.book.steps.spawn(steps::settle(msg_id.clone(), self.inbox.settle(msg_id)));
         Ok(())
     }
 
@@ -554,6 +577,12 @@ impl Session {
             Some(entry) if matches!(entry.stage, Stage::Running) => {
                 entry.stage = Stage::Cancelling(release);
                 entry.cancel.cancel();
+            }
+            // What was recorded stays for repeats.
+            Some(Entry { stage: Stage::Settling(_), .. }) => {
+                if let Some(attempt) = release {
+                    self.book.steps.spawn(self.run.clone().release(msg_id.clone(), attempt, None));
+                }
             }
             Some(_) => {
                 self.book.entries.remove(msg_id);

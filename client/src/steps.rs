@@ -53,6 +53,11 @@ pub(crate) enum Step {
         attempt: u32,
         answer: Result<(), Error>,
     },
+    /// It is in the ring, or gone if it was a failure.
+    Settled {
+        msg_id: MsgId,
+        stored: Result<(), InboxError>,
+    },
     /// Nothing follows from it, unless the disk failed or this run is stale.
     Asked {
         stored: Result<(), InboxError>,
@@ -171,6 +176,10 @@ pub(crate) async fn store(msg_id: MsgId, attempt: u32, stored: Stored) -> Step {
 
 pub(crate) async fn save(msg_id: MsgId, stored: Stored) -> Step {
     Step::Saved { msg_id, stored: stored.done().await }
+}
+
+pub(crate) async fn settle(msg_id: MsgId, stored: Stored) -> Step {
+    Step::Settled { msg_id, stored: stored.done().await }
 }
 
 pub(crate) async fn write(stored: Stored) -> Step {

@@ -1,0 +1,541 @@
+//! An agent against a scripted node: what it stores, says and runs, in which order, and what is
+//! left after an end at any point.
+
+mod fake;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+        mpsc as std_mpsc,
+    },
+    time::Duration,
+};
+
+use fake::{Cluster, Node, Peer, agent_id, envelope, finished, msg_id, worker};
+use reach_client::{
+    Done, Error, Failure, InboxError, RunningAgent, Status, Stopped, Task,
+    protocol::{
+        Code, ErrorReply, Json,
+        frame::{Answer, ClientFrame, Held, NodeFrame, Request, Verdict},
+    },
+};
+use tempfile::TempDir;
+use tokio::sync::{Semaphore, mpsc};
+
+/// One node, one inbox, and a handler that runs until the test lets it.
+struct Bench {
+    cluster: Cluster,
+    node: Node,
+    dir: TempDir,
+    runs: Arc<AtomicU32>,
+    /// Each permit lets one handler finish.
+    go: Arc<Semaphore>,
+    started: mpsc::Receiver<Started>,
+    starting: mpsc::Sender<Started>,
+    stopped: mpsc::Receiver<String>,
+    stopping: mpsc::Sender<String>,
+}
+
+struct Started {
+    msg_id: String,
+    resumed: bool,
+}
+
+/// Tells when the handler it is part of has been dropped.
+struct Guard(mpsc::Sender<String>, String);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let _ = self.0.try_send(self.1.clone());
+    }
+}
+
+impl Bench {
+    fn new() -> Self {
+        let cluster = Cluster::new();
+        let node = cluster.node(1);
+        let (starting, started) = mpsc::channel(64);
+        let (stopping, stopped) = mpsc::channel(64);
+        Self {
+            cluster,
+            node,
+            dir: tempfile::tempdir().unwrap(),
+            runs: Arc::default(),
+            go: Arc::new(Semaphore::new(0)),
+            started,
+            starting,
+            stopped,
+            stopping,
+        }
+    }
+
+    async fn connect(&self, slots: u32) -> Result<RunningAgent, Error> {
+        let (runs, go) = (self.runs.clone(), self.go.clone());
+        let (starting, stopping) = (self.starting.clone(), self.stopping.clone());
+        worker(&self.dir)
+            .max_concurrency(slots)
+            .handler(move |task: Task| {
+                let (runs, go) = (runs.clone(), go.clone());
+                let (starting, stopping) = (starting.clone(), stopping.clone());
+                async move {
+                    let msg_id = task.msg_id.to_string();
+                    let counts = u32::from(msg_id.starts_with('m'));
+                    let run = runs.fetch_add(counts, Ordering::SeqCst) + counts;
+                    let _guard = Guard(stopping, msg_id.clone());
+                    let _ = starting.try_send(Started { msg_id, resumed: task.resumed });
+                    go.acquire().await.unwrap().forget();
+                    Ok(Done::new(Json::of(&run).unwrap()).excerpt("counted"))
+                }
+            })
+            .connect(self.cluster.agent(&[&self.node]))
+            .await
+    }
+
+    /// A running agent, the node's end of it, and what it held.
+    async fn start(&self, verdict: Verdict) -> (RunningAgent, Peer, Vec<Held>) {
+        let (agent, (peer, held)) = tokio::join!(self.connect(8), self.node.attach(verdict));
+        (agent.unwrap(), peer, held)
+    }
+
+    async fn started(&mut self) -> Started {
+        tokio::time::timeout(Duration::from_secs(20), self.started.recv()).await.expect("a start").unwrap()
+    }
+
+    /// Has another task taken and started: all answers that the node gave before have been seen.
+    async fn sync(&mut self, peer: &mut Peer, id: &str) {
+        assert!(id.starts_with('s'), "not counted as a run");
+        peer.deliver(id, 0);
+        peer.take(id, 0).await;
+        self.started().await;
+    }
+
+    fn runs(&self) -> u32 {
+        self.runs.load(Ordering::SeqCst)
+    }
+}
+
+fn held(id: &str, attempt: u32, finished: bool) -> Held {
+    Held { msg_id: msg_id(id), attempt, finished }
+}
+
+#[tokio::test]
+async fn a_task_is_answered_for_before_it_runs_and_recorded_after() {
+    let mut bench = Bench::new();
+    let (agent, mut peer, held) = bench.start(Verdict::Keep).await;
+    assert_eq!((held.len(), agent.state()), (0, Status::Attached { node: "n1".parse().unwrap() }));
+    peer.deliver("m1", 0);
+    let received = peer.received("m1", 0).await;
+    peer.settle().await;
+    assert_eq!(bench.runs(), 0, "nothing runs before `received` is answered");
+    peer.answer(received, Answer::Done);
+    assert!(!bench.started().await.resumed);
+    bench.go.add_permits(1);
+    let (id, result) = peer.completed("m1", 0).await;
+    assert_eq!(result, "1");
+    // Not now: it comes again.
+    peer.refuse(id, Code::NoLeader);
+    let (id, _) = peer.completed("m1", 0).await;
+    peer.answer(id, Answer::Done);
+    bench.sync(&mut peer, "s1").await;
+    assert!(peer.pending().is_empty());
+    drop(agent);
+}
+
+#[tokio::test]
+async fn a_repeated_delivery_is_answered_and_not_run_again() {
+    let mut bench = Bench::new();
+    let (_agent, mut peer, _) = bench.start(Verdict::Keep).await;
+    peer.deliver("m1", 0);
+    peer.take("m1", 0).await;
+    bench.started().await;
+    // While it runs.
+    peer.deliver("m1", 0);
+    peer.take("m1", 0).await;
+    bench.go.add_permits(1);
+    let (id, _) = peer.completed("m1", 0).await;
+    peer.answer(id, Answer::Done);
+    bench.sync(&mut peer, "s1").await;
+    // After it was recorded: the stored result, under whatever attempt is asked for.
+    for (attempt, sync) in [(0, "s2"), (3, "s3")] {
+        peer.deliver("m1", attempt);
+        peer.take("m1", attempt).await;
+        let (id, result) = peer.completed("m1", attempt).await;
+        assert_eq!(result, "1");
+        peer.answer(id, Answer::Done);
+        bench.sync(&mut peer, sync).await;
+    }
+    assert_eq!(bench.runs(), 1);
+}
+
+#[tokio::test]
+async fn a_later_attempt_takes_over_without_a_second_run() {
+    let mut bench = Bench::new();
+    let (_agent, mut peer, _) = bench.start(Verdict::Keep).await;
+    peer.deliver("m1", 0);
+    peer.take("m1", 0).await;
+    bench.started().await;
+    peer.deliver("m1", 2);
+    let received = peer.received("m1", 2).await;
+    bench.go.add_permits(1);
+    // The older one is not answered any more, and the end waits until the newer one is taken.
+    peer.deliver("m1", 1);
+    peer.settle().await;
+    assert!(peer.pending().is_empty());
+    peer.answer(received, Answer::Done);
+    let (id, result) = peer.completed("m1", 2).await;
+    assert_eq!(result, "1");
+    // Too late after all; then the next attempt gets the stored result.
+    peer.refuse(id, Code::StaleAttempt);
+    peer.settle().await;
+    peer.deliver("m1", 3);
+    peer.take("m1", 3).await;
+    assert_eq!(peer.completed("m1", 3).await.1, "1");
+    assert_eq!(bench.runs(), 1);
+}
+
+#[tokio::test]
+async fn a_stale_attempt_is_dropped_before_it_runs() {
+    let mut bench = Bench::new();
+    let (agent, mut peer, _) = bench.start(Verdict::Keep).await;
+    peer.deliver("m1", 0);
+    let received = peer.received("m1", 0).await;
+    peer.refuse(received, Code::StaleAttempt);
+    bench.sync(&mut peer, "s1").await;
+    assert_eq!((bench.runs(), agent.abort().await), (0, Stopped::Aborted));
+    let (_agent, _peer, found) = bench.start(Verdict::Keep).await;
+    assert_eq!(found, [held("s1", 0, false)]);
+}
+
+#[tokio::test]
+async fn after_a_death_while_running_it_runs_again_as_resumed() {
+    let mut bench = Bench::new();
+    let (agent, mut peer, _) = bench.start(Verdict::Keep).await;
+    peer.deliver("m1", 1);
+    peer.take("m1", 1).await;
+    bench.started().await;
+    agent.abort().await;
+
+    let node_side = async {
+        let mut peer = bench.node.accept().await;
+        peer.register().await;
+        let (id, found) = peer.asked_to_attach().await;
+        assert_eq!((found, bench.runs()), (vec![held("m1", 1, false)], 1));
+        peer.settle().await;
+        assert_eq!(bench.runs(), 1, "nothing runs before the verdict");
+        peer.answer(id, Answer::Attached { verdicts: vec![Verdict::Keep] });
+        peer
+    };
+    let (agent, mut peer) = tokio::join!(bench.connect(8), node_side);
+    let _agent = agent.unwrap();
+    peer.take("m1", 1).await;
+    assert!(bench.started().await.resumed);
+    bench.go.add_permits(1);
+    assert_eq!(peer.completed("m1", 1).await.1, "2");
+}
+
+#[tokio::test]
+async fn after_a_death_before_the_report_the_result_is_sent_without_a_run() {
+    let mut bench = Bench::new();
+    let (agent, mut peer, _) = bench.start(Verdict::Keep).await;
+    peer.deliver("m1", 0);
+    peer.take("m1", 0).await;
+    bench.started().await;
+    bench.go.add_permits(1);
+    peer.completed("m1", 0).await;
+    agent.abort().await;
+
+    let (_agent, mut peer, found) = bench.start(Verdict::SendResult).await;
+    assert_eq!(found, [held("m1", 0, true)]);
+    let (id, result) = peer.completed("m1", 0).await;
+    assert_eq!(result, "1");
+    peer.answer(id, Answer::Done);
+    bench.sync(&mut peer, "s1").await;
+    assert_eq!(bench.runs(), 1);
+}
+
+#[tokio::test]
+async fn what_the_cluster_gave_to_another_is_dropped_at_the_verdict() {
+    let bench = Bench::new();
+    let (agent, mut peer, _) = bench.start(Verdict::Keep).await;
+    peer.deliver("m1", 0);
+    peer.received("m1", 0).await;
+    agent.abort().await;
+
+    let (agent, mut peer, found) = bench.start(Verdict::Cancel).await;
+    assert_eq!(found, [held("m1", 0, false)]);
+    peer.released("m1", 0).await;
+    peer.settle().await;
+    agent.abort().await;
+    let (_agent, _peer, found) = bench.start(Verdict::Keep).await;
+    assert_eq!((found, bench.runs()), (vec![], 0));
+}
+
+#[tokio::test]
+async fn a_lost_link_disturbs_no_handler() {
+    let mut bench = Bench::new();
+    let (agent, mut peer, _) = bench.start(Verdict::Keep).await;
+    let instance = agent.instance().to_string();
+    peer.deliver("m1", 0);
+    peer.take("m1", 0).await;
+    bench.started().await;
+    peer.push(NodeFrame::Goodbye);
+    let mut peer = bench.node.accept().await;
+    assert_eq!(peer.register().await, instance, "the same run");
+    let (id, found) = peer.asked_to_attach().await;
+    assert_eq!(found, [held("m1", 0, false)]);
+    // A delivery that overtakes the verdict waits for it.
+    peer.deliver("m2", 0);
+    peer.settle().await;
+    assert!(peer.pending().is_empty());
+    peer.answer(id, Answer::Attached { verdicts: vec![Verdict::Keep] });
+    peer.take("m2", 0).await;
+    bench.started().await;
+    bench.go.add_permits(1);
+    let (id, _) = peer.completed("m1", 0).await;
+    peer.answer(id, Answer::Done);
+    assert_eq!(bench.runs(), 2);
+}
+
+#[tokio::test]
+async fn a_cancelled_task_is_stopped_and_its_slot_released() {
+    let mut bench = Bench::new();
+    let (agent, mut peer, _) = bench.start(Verdict::Keep).await;
+    peer.deliver("m1", 0);
+    peer.take("m1", 0).await;
+    bench.started().await;
+    peer.push(NodeFrame::Cancel { agent_id: agent_id(), msg_id: msg_id("m1"), attempt: 0 });
+    peer.released("m1", 0).await;
+    assert_eq!(bench.stopped.recv().await.unwrap(), "m1");
+    // Of a task it doesn't have, too: the cluster waits for the answer.
+    peer.push(NodeFrame::Cancel { agent_id: agent_id(), msg_id: msg_id("m9"), attempt: 4 });
+    peer.released("m9", 4).await;
+    agent.abort().await;
+    let (_agent, _peer, found) = bench.start(Verdict::Keep).await;
+    assert_eq!(found, []);
+}
+
+#[tokio::test]
+async fn more_tasks_than_slots_wait_their_turn() {
+    let mut bench = Bench::new();
+    let (agent, (mut peer, _)) = tokio::join!(bench.connect(1), bench.node.attach(Verdict::Keep));
+    let _agent = agent.unwrap();
+    peer.deliver("m1", 0);
+    peer.take("m1", 0).await;
+    assert_eq!(bench.started().await.msg_id, "m1");
+    peer.deliver("m2", 0);
+    peer.take("m2", 0).await;
+    peer.settle().await;
+    assert_eq!(bench.runs(), 1);
+    bench.go.add_permits(1);
+    assert_eq!(bench.started().await.msg_id, "m2");
+}
+
+#[tokio::test]
+async fn a_fenced_run_stops() {
+    let mut bench = Bench::new();
+    let (agent, mut peer, _) = bench.start(Verdict::Keep).await;
+    peer.deliver("m1", 0);
+    peer.take("m1", 0).await;
+    bench.started().await;
+    let error = ErrorReply::new(Code::StaleInstance, "a later run has taken over");
+    peer.push(NodeFrame::Fenced { agent_id: agent_id(), error: Box::new(error.clone()) });
+    assert_eq!(agent.stopped().await, Stopped::Fenced(Box::new(error)));
+    assert_eq!(bench.stopped.recv().await.unwrap(), "m1");
+    assert!(matches!(agent.client().submit(envelope()).await, Err(Error::Closed)));
+}
+
+#[tokio::test]
+async fn any_stale_instance_answer_stops_the_run() {
+    let bench = Bench::new();
+    let (agent, mut peer, _) = bench.start(Verdict::Keep).await;
+    peer.deliver("m1", 0);
+    let received = peer.received("m1", 0).await;
+    peer.refuse(received, Code::StaleInstance);
+    assert!(matches!(agent.stopped().await, Stopped::Fenced(_)));
+
+    let refuse = async {
+        let mut peer = bench.node.accept().await;
+        let (id, _) = peer.request().await;
+        peer.refuse(id, Code::Forbidden);
+        peer
+    };
+    let (refused, _peer) = tokio::join!(bench.connect(1), refuse);
+    assert!(matches!(refused, Err(Error::Refused(reply)) if reply.code == Code::Forbidden));
+}
+
+#[tokio::test]
+async fn an_unanswered_heartbeat_moves_the_agent_to_another_node() {
+    let cluster = Cluster::new();
+    let (first, second) = (cluster.node(1), cluster.node(2));
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = cluster.agent(&[&first, &second]);
+    options.beat_timeout = Duration::from_millis(200);
+    let idle = |_: Task| async { Ok(Done::new(Json::null())) };
+    let agent = tokio::spawn(worker(&dir).handler(idle).connect(options));
+    let ((peer, _), other) = tokio::select! {
+        peer = first.attach(Verdict::Keep) => (peer, &second),
+        peer = second.attach(Verdict::Keep) => (peer, &first),
+    };
+    let _agent = agent.await.unwrap().unwrap();
+    peer.deaf.store(true, Ordering::Relaxed);
+    peer.left().await;
+    other.attach(Verdict::Keep).await;
+}
+
+#[tokio::test]
+async fn a_blocked_loop_does_not_answer_the_echo_while_the_process_beats() {
+    let cluster = Cluster::new();
+    let node = cluster.node(1);
+    let dir = tempfile::tempdir().unwrap();
+    let (block, blocked) = std_mpsc::sync_channel::<()>(1);
+    let blocked = std::sync::Mutex::new(blocked);
+    let (inside, is_inside) = std_mpsc::sync_channel(1);
+    let options = cluster.agent(&[&node]);
+    let (quit, quitting) = tokio::sync::oneshot::channel::<()>();
+    let builder = worker(&dir).handler(move |_: Task| {
+        // Blocks the only thread of its runtime, as programs do.
+        inside.send(()).unwrap();
+        let _ = blocked.lock().unwrap().recv();
+        async { Ok(Done::new(Json::null())) }
+    });
+    let program = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let agent = builder.connect(options).await.unwrap();
+            let _ = quitting.await;
+            agent.abort().await;
+        });
+    });
+    let (mut peer, _) = node.attach(Verdict::Keep).await;
+    peer.settle().await;
+    peer.deliver("m1", 0);
+    peer.take("m1", 0).await;
+    tokio::task::spawn_blocking(move || is_inside.recv().unwrap()).await.unwrap();
+
+    peer.push(NodeFrame::Echo { agent_id: agent_id(), seq: 5 });
+    peer.beats(5).await;
+    let answered = peer.pending().into_iter().any(|frame| matches!(frame, ClientFrame::Echo { .. }));
+    assert!(!answered, "the loop was blocked");
+
+    block.send(()).unwrap();
+    let mut frames = Vec::new();
+    while frames.len() < 2 {
+        match peer.frame().await {
+            ClientFrame::Echo { seq, .. } => frames.push(format!("echo {seq}")),
+            ClientFrame::Request { id, request: Request::Complete { .. }, .. } => {
+                peer.answer(id, Answer::Done);
+                frames.push("complete".into());
+            }
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+    frames.sort();
+    assert_eq!(frames, ["complete", "echo 5"]);
+    quit.send(()).unwrap();
+    tokio::task::spawn_blocking(|| program.join().unwrap()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_second_process_on_an_inbox_is_refused() {
+    let bench = Bench::new();
+    let (agent, _peer, _) = bench.start(Verdict::Keep).await;
+    let refused = bench.connect(1).await.unwrap_err();
+    assert!(matches!(refused, Error::Inbox(InboxError::Locked { .. })), "{refused}");
+    agent.abort().await;
+    bench.start(Verdict::Keep).await;
+}
+
+#[tokio::test]
+async fn shutdown_drains_finishes_and_detaches() {
+    let mut bench = Bench::new();
+    let (agent, mut peer, _) = bench.start(Verdict::Keep).await;
+    peer.deliver("m1", 0);
+    peer.take("m1", 0).await;
+    bench.started().await;
+    let shutdown = tokio::spawn(agent.shutdown());
+    let (id, request) = peer.request().await;
+    assert!(matches!(request, Request::Drain { .. }));
+    peer.answer(id, Answer::Done);
+    assert!(!shutdown.is_finished());
+    bench.go.add_permits(1);
+    let (id, _) = peer.completed("m1", 0).await;
+    peer.answer(id, Answer::Done);
+    let (id, request) = peer.request().await;
+    assert!(matches!(request, Request::Detach { .. }));
+    peer.answer(id, Answer::Done);
+    assert_eq!(shutdown.await.unwrap(), Stopped::Asked);
+}
+
+#[tokio::test]
+async fn what_a_handler_asks_for_is_a_child_of_its_task() {
+    let cluster = Cluster::new();
+    let node = cluster.node(1);
+    let dir = tempfile::tempdir().unwrap();
+    let handler = |task: Task| async move {
+        let by_context = task.context().call(envelope(), Duration::from_secs(20)).await?;
+        // A plain client learns of the task from where it is called.
+        let by_place = task.context().client().call(envelope(), Duration::from_secs(20)).await?;
+        let both = [by_context.result.unwrap().to_value(), by_place.result.unwrap().to_value()];
+        Ok(Done::new(serde_json::Value::from(both.to_vec())))
+    };
+    let connect = worker(&dir).handler(handler).connect(cluster.agent(&[&node]));
+    let (agent, (mut peer, _)) = tokio::join!(connect, node.attach(Verdict::Keep));
+    let _agent = agent.unwrap();
+    peer.deliver("m1", 0);
+    peer.take("m1", 0).await;
+    for result in ["1", "2"] {
+        let (id, request) = peer.request().await;
+        let Request::Submit { envelope, .. } = request else { panic!("{request:?}") };
+        assert_eq!(envelope.trace_id.as_deref(), Some("t1"));
+        assert_eq!(envelope.parent_msg_id.as_deref(), Some("m1"));
+        assert_eq!(envelope.source.unwrap().agent_id, agent_id());
+        peer.answer(id, finished(&envelope.msg_id.unwrap(), result));
+    }
+    assert_eq!(peer.completed("m1", 0).await.1, "[1,2]");
+}
+
+#[tokio::test]
+async fn failures_and_panics_are_reported_and_a_next_attempt_runs() {
+    let cluster = Cluster::new();
+    let node = cluster.node(1);
+    let dir = tempfile::tempdir().unwrap();
+    let handler = |task: Task| async move {
+        match (task.attempt, task.msg_id.as_str()) {
+            (0, "m1") => Err(Failure::Busy("come back".into())),
+            (0, _) => panic!("as the test says"),
+            _ => Ok(Done::new(Json::null())),
+        }
+    };
+    let connect = worker(&dir).handler(handler).connect(cluster.agent(&[&node]));
+    let (agent, (mut peer, _)) = tokio::join!(connect, node.attach(Verdict::Keep));
+    let _agent = agent.unwrap();
+    for (id, reason, text) in [("m1", "busy", "come back"), ("m2", "error", "the handler panicked")] {
+        peer.deliver(id, 0);
+        peer.take(id, 0).await;
+        let (request_id, request) = peer.request().await;
+        let Request::Fail { reason: said, message, .. } = request else { panic!("{request:?}") };
+        assert_eq!((serde_json::to_value(said).unwrap(), message.as_str()), (reason.into(), text));
+        // The next attempt may come before the answer has been looked at.
+        peer.deliver(id, 1);
+        peer.answer(request_id, Answer::Done);
+        peer.take(id, 1).await;
+        let (request_id, _) = peer.completed(id, 1).await;
+        peer.answer(request_id, Answer::Done);
+        peer.settle().await;
+    }
+}
+
+#[tokio::test]
+async fn a_result_that_is_too_large_ends_the_task_as_failed() {
+    let mut bench = Bench::new();
+    let (_agent, mut peer, _) = bench.start(Verdict::Keep).await;
+    peer.deliver("m1", 0);
+    peer.take("m1", 0).await;
+    bench.started().await;
+    bench.go.add_permits(1);
+    let (id, _) = peer.completed("m1", 0).await;
+    peer.refuse(id, Code::TooLarge);
+    let (_, request) = peer.request().await;
+    assert!(matches!(request, Request::Fail { .. }), "{request:?}");
+}

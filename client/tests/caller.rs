@@ -1,0 +1,153 @@
+//! What a caller is told, whatever happens to the nodes it asks.
+
+mod fake;
+
+use std::time::Duration;
+
+use fake::{Cluster, Peer, envelope, finished, waiting};
+use reach_client::{
+    Client, Error,
+    protocol::{Code, MsgId, frame::Request},
+};
+
+const LONG: Duration = Duration::from_secs(20);
+
+/// The next submission; waits that go on meanwhile are left without an answer.
+async fn submission(peer: &mut Peer) -> (u64, MsgId, Option<u64>) {
+    loop {
+        let (id, request) = peer.request().await;
+        match request {
+            Request::Submit { envelope, sent_at_ms, wait_ms } => {
+                assert!(sent_at_ms.is_some());
+                return (id, envelope.msg_id.clone().expect("made by the client"), wait_ms);
+            }
+            Request::Message { .. } => {}
+            other => panic!("expected a submission, not {other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_call_returns_the_end_of_its_message() {
+    let cluster = Cluster::new();
+    let node = cluster.node(1);
+    let (client, mut peer) = tokio::join!(Client::connect(cluster.user(&[&node])), node.accept());
+    let client = client.unwrap();
+    assert_eq!(client.principal().to_string(), "user/u");
+    let call = tokio::spawn(async move { client.call(envelope(), LONG).await });
+    let (id, msg_id, wait_ms) = submission(&mut peer).await;
+    assert!(wait_ms.is_some_and(|ms| ms < 20_000), "the node's wait ends before ours");
+    // Accepted, no end yet: it goes on waiting by id.
+    peer.answer(id, waiting(&msg_id));
+    let (id, request) = peer.request().await;
+    assert!(matches!(request, Request::Message { msg_id: asked, wait_ms: Some(_), .. } if asked == msg_id));
+    peer.answer(id, finished(&msg_id, "{\"ok\":true}"));
+    let response = call.await.unwrap().unwrap();
+    assert_eq!((response.in_reply_to, response.result.unwrap().as_str()), (msg_id, "{\"ok\":true}"));
+}
+
+#[tokio::test]
+async fn a_lost_node_is_replaced_and_asked_under_the_same_id() {
+    let cluster = Cluster::new();
+    let (first, second) = (cluster.node(1), cluster.node(2));
+
+    // Two nodes; whichever is dialled first hangs up on the question.
+    let connect = tokio::spawn(Client::connect(cluster.user(&[&first, &second])));
+    let (mut peer, other) = tokio::select! {
+        peer = first.accept() => (peer, &second),
+        peer = second.accept() => (peer, &first),
+    };
+    let client = connect.await.unwrap().unwrap();
+    let call = tokio::spawn(async move { client.call(envelope(), LONG).await });
+    let (_, msg_id, _) = submission(&mut peer).await;
+    peer.hang_up();
+    let mut peer = other.accept().await;
+    let (id, again, _) = submission(&mut peer).await;
+    assert_eq!(again, msg_id);
+    peer.answer(id, finished(&msg_id, "1"));
+    assert_eq!(call.await.unwrap().unwrap().in_reply_to, msg_id);
+}
+
+#[tokio::test]
+async fn a_refusal_that_may_pass_is_not_shown() {
+    let cluster = Cluster::new();
+    let node = cluster.node(1);
+    let (client, mut peer) = tokio::join!(Client::connect(cluster.user(&[&node])), node.accept());
+    let client = client.unwrap();
+    let submit = tokio::spawn(async move { client.submit(envelope()).await });
+    let (id, msg_id, wait_ms) = submission(&mut peer).await;
+    assert_eq!(wait_ms, None);
+    peer.refuse(id, Code::NoLeader);
+    let (id, again, _) = submission(&mut peer).await;
+    assert_eq!(again, msg_id);
+    peer.answer(id, waiting(&msg_id));
+    let submitted = submit.await.unwrap().unwrap();
+    assert_eq!(submitted.msg_id, msg_id);
+    assert!(!format!("{submitted:?}").contains("done"));
+}
+
+#[tokio::test]
+async fn a_draining_node_is_left() {
+    let cluster = Cluster::new();
+    let (first, second) = (cluster.node(1), cluster.node(2));
+    let connect = tokio::spawn(Client::connect(cluster.user(&[&first, &second])));
+    let (mut peer, other) = tokio::select! {
+        peer = first.accept() => (peer, &second),
+        peer = second.accept() => (peer, &first),
+    };
+    let client = connect.await.unwrap().unwrap();
+    let submit = tokio::spawn(async move { client.submit(envelope()).await });
+    let (id, ..) = submission(&mut peer).await;
+    peer.refuse(id, Code::NodeDraining);
+    let mut peer = other.accept().await;
+    let (id, msg_id, _) = submission(&mut peer).await;
+    peer.answer(id, waiting(&msg_id));
+    submit.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn the_end_of_patience_says_what_is_known() {
+    let cluster = Cluster::new();
+    let node = cluster.node(1);
+    let (client, mut peer) = tokio::join!(Client::connect(cluster.user(&[&node])), node.accept());
+    let client = client.unwrap();
+    let short = Duration::from_millis(300);
+
+    // Never answered: unknown.
+    let (error, _) = tokio::join!(client.call(envelope(), short), submission(&mut peer));
+    let error = error.unwrap_err();
+    assert!(matches!(&error, Error::Unknown { msg_id: Some(_) }), "{error}");
+    assert_eq!((error.code(), error.retryable()), (Code::OutcomeUnknown, true));
+
+    // Accepted: the caller's own timeout.
+    let accept = async {
+        let (id, msg_id, _) = submission(&mut peer).await;
+        peer.answer(id, waiting(&msg_id));
+        msg_id
+    };
+    let (error, accepted) = tokio::join!(client.call(envelope(), short), accept);
+    assert!(matches!(error, Err(Error::Timeout { msg_id }) if msg_id == accepted));
+
+    // Refused to the end: the refusal.
+    let refuse = async {
+        let (id, ..) = submission(&mut peer).await;
+        peer.refuse(id, Code::Invalid);
+    };
+    let (error, ()) = tokio::join!(client.call(envelope(), short), refuse);
+    assert!(matches!(error, Err(Error::Refused(reply)) if reply.code == Code::Invalid));
+
+    client.clone().close().await;
+    assert!(matches!(client.submit(envelope()).await, Err(Error::Closed)));
+}
+
+#[tokio::test]
+async fn no_node_at_all_is_unreachable() {
+    let cluster = Cluster::new();
+    let node = cluster.node(1);
+    let mut options = cluster.user(&[&node]);
+    drop(node);
+    options.connect_timeout = Duration::from_millis(300);
+    let endpoint = options.endpoints[0].clone();
+    let error = Client::connect(options).await.unwrap_err();
+    assert!(matches!(&error, Error::Unreachable { .. }) && error.to_string().contains(&endpoint), "{error}");
+}

@@ -395,8 +395,28 @@ mod tests {
             ("identity", meta(MetaKey::Identity)),
             ("purged", purged()),
         ];
-        let text: String = keys.iter().map(|(name, key)| format!("{name:12} {}\n", key.escape_ascii())).collect();
+        let text: String =
+            keys.iter().map(|(name, key)| format!("{name:12} {}\n", key.escape_ascii())).collect();
         expect![[r#"
+            rules        \x00\x00\x00\x00r
+            agent        \x00\x00\x00\x00aagent-1\x00
+            tombstone    \x00\x00\x00\x00tagent-1\x00
+            message      \x00\x00\x00\x00m_1\x00
+            envelope     \x00\x00\x00\x00m_1\x00e
+            result       \x00\x00\x00\x00m_1\x00r
+            trace        \x00\x00\x00\x00t:1\x00
+            hop          \x00\x00\x00\x00t:1\x00\x00\x00\x00\x00\x00\x00\x00\x01
+            next offset  \x00\x00\x00\x00task.done.v1\x00
+            event        \x00\x00\x00\x00task.done.v1\x00\x00\x00\x00\x00\x00\x00\x00B
+            accepted     \x00\x00\x00\x00o\x00\x00\x00\x00\x00\x00\x01\x02m_1\x00
+            delivered    \x00\x00\x00\x00dm_1\x00agent-1\x00
+            slot         \x00\x00\x00\x00agent-1\x00m_1\x00
+            applied      \x00\x00\x00\x00applied
+            entry        \x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00A
+            vote         \x00\x00\x00\x00vote
+            committed    \x00\x00\x00\x00committed
+            identity     \x00\x00\x00\x00identity
+            purged       \x00\x00\x00\x00purged
         "#]]
         .assert_eq(&text);
     }
@@ -406,10 +426,10 @@ mod tests {
         let position = Applied { index: 300, state_hash: 7, mark: Bytes::from_static(b"mark") };
         let ops = [put_applied(&position)];
         let Op::Put { value, .. } = &ops[0] else { panic!("a position is put") };
-        expect![[r#""#]].assert_eq(&value.escape_ascii().to_string());
+        expect![[r#"\x01\xac\x02\x07\x04mark"#]].assert_eq(&value.escape_ascii().to_string());
         assert_eq!(decode_applied(value).unwrap(), position);
-        expect![[r#""#]].assert_eq(&seal(&entry(1), b"content").escape_ascii().to_string());
-        expect![[r#""#]].assert_eq(&format!("{:016x}", chain(chain(0, &ops), &ops)));
+        expect![[r#"\x01&>\r$content"#]].assert_eq(&seal(&entry(1), b"content").escape_ascii().to_string());
+        expect!["02e25a6283e47a07"].assert_eq(&format!("{:016x}", chain(chain(0, &ops), &ops)));
     }
 
     #[test]

@@ -7,7 +7,8 @@ use bytes::Bytes;
 use reach_machine::{Live, Rows, Write};
 use reach_protocol::{AgentId, Envelope, Json, MsgId, TraceId, message::Hop, message::MessageRecord};
 
-/// Called once, when the write is on the disk, or with the error that ends the process.
+/// Called once, when the write is on the disk, or with the error that ends the process. Runs on the
+/// writer's thread: it neither waits nor writes to the log itself.
 pub type Done = Box<dyn FnOnce(io::Result<()>) + Send>;
 
 /// Small facts beside the log, each replaced as a whole.
@@ -33,6 +34,7 @@ pub struct LogBounds {
 /// through one thread in the order of the calls, as many as are waiting under one fsync; votes,
 /// truncation and purge are barriers in that same order.
 pub trait LogStore: Send + Sync + Debug + 'static {
+    /// As they are once every write that was handed in is done; so are `meta` and what `read` sees.
     fn bounds(&self) -> LogBounds;
     /// Entries `from..to`, fewer only when `bytes_max` is reached (at least one is returned when
     /// there is one). The newest entries come from memory, also before they are on the disk.

@@ -166,13 +166,13 @@ impl<K: Kv> Log<K> {
         if self.written_by == WrittenBy::Thread {
             self.shared.queue.wait_for_room();
         }
-        if let Err(error) = self.shared.latch.check() {
-            drop(order);
-            return done(Err(error));
-        }
         let mut state = self.shared.state_mut();
         state.writes += 1;
-        let work = plan(&mut state);
+        // After a failure nothing changes any more, but this write too waits for its turn to fail.
+        let work = match self.shared.latch.check() {
+            Ok(()) => plan(&mut state),
+            Err(_) => Work::Append(Vec::new()),
+        };
         let job = Job { write: state.writes, since: Instant::now(), work, done };
         drop(state);
         let refused = self.shared.queue.push(job);

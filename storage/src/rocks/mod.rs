@@ -80,9 +80,24 @@ pub fn open(dir: &Path, options: Options) -> Result<Opened<RocksLog, RocksTables
     if !ballast.map_err(Error::io("the ballast file"))? && options.ballast_bytes > 0 {
         tracing::warn!(dir = %dir.display(), "no_ballast");
     }
-    let latch = Latch::new(options.on_fatal);
-    let tuning = tuning::Tuning::new(options.cache_bytes);
+    match open_databases(dir, &options, &lock) {
+        // Recovery writes before it frees: this is what the ballast is kept for.
+        Err(Error::StorageFull { what }) => {
+            tracing::warn!(dir = %dir.display(), what, "ballast_released");
+            space.release_ballast().map_err(Error::io("the ballast file"))?;
+            open_databases(dir, &options, &lock)
+        }
+        opened => opened,
+    }
+}
 
+fn open_databases(
+    dir: &Path,
+    options: &Options,
+    lock: &Lock,
+) -> Result<Opened<RocksLog, RocksTables>, Error> {
+    let latch = Latch::new(options.on_fatal.clone());
+    let tuning = tuning::Tuning::new(options.cache_bytes);
     let log_dir = dir.join("log");
     let has_log = log_dir.join("CURRENT").exists();
     let (engine, disk) = RocksEngine::open(&dir.join("state"), tuning.clone(), has_log, lock.clone())?;
@@ -94,7 +109,7 @@ pub fn open(dir: &Path, options: Options) -> Result<Opened<RocksLog, RocksTables
     }
 
     let log_error = || Error::io(format!("the log in {}", log_dir.display()));
-    let disk = RocksKv::open(&log_dir, &Table::LOG, &tuning, lock).map_err(log_error())?;
+    let disk = RocksKv::open(&log_dir, &Table::LOG, &tuning, lock.clone()).map_err(log_error())?;
     let (marker, marked) = MarkerFile::open(&log_dir.join("ACKED")).map_err(log_error())?;
     sync_dir(&log_dir).and_then(|()| sync_dir(dir)).map_err(log_error())?;
     let marker = (Box::new(marker) as Box<_>, marked);

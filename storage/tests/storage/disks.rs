@@ -73,7 +73,7 @@ impl Disk {
 
 /// A callback, and where its outcome arrives.
 pub fn done() -> (Done, mpsc::Receiver<io::Result<()>>) {
-    let (sender, receiver) = mpsc::channel();
+    let (sender, receiver) = mpsc::sync_channel(1);
     (Box::new(move |written| drop(sender.send(written))), receiver)
 }
 

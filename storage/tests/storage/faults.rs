@@ -70,14 +70,14 @@ fn a_slow_disk_holds_its_callers_back_and_memory_does_not_grow() {
     let log = memory::open(&disk, options).unwrap().log;
     disk.hold_writes();
     let sent = Arc::new(AtomicUsize::new(0));
-    let (done, all_done) = std::sync::mpsc::channel();
+    let (done, all_done) = std::sync::mpsc::sync_channel(500);
     let appender = std::thread::spawn({
         let (log, sent) = (log.clone(), sent.clone());
         move || {
             let mut bytes_max = 0;
             for index in 0..500 {
                 let done = done.clone();
-                log.append(vec![(index, content(index))], Box::new(move |_| drop(done.send(index))));
+                log.append(vec![(index, content(index))], Box::new(move |_| done.send(index).unwrap()));
                 sent.fetch_add(1, Ordering::SeqCst);
                 bytes_max = bytes_max.max(log.tail_bytes());
             }
@@ -113,7 +113,8 @@ fn what_waits_shares_one_write() {
 
 #[test]
 fn after_a_failed_write_nothing_is_written_any_more() {
-    for (kind, fatal) in [(ErrorKind::StorageFull, FatalKind::StorageFull), (ErrorKind::Other, FatalKind::Io)] {
+    for (kind, fatal) in [(ErrorKind::StorageFull, FatalKind::StorageFull), (ErrorKind::Other, FatalKind::Io)]
+    {
         let (disk, reports) = (MemoryDisk::new(1), Reports::default());
         let store = memory::open(&disk, options(&reports)).unwrap();
         store.log.fill(1..3);
@@ -135,6 +136,27 @@ fn after_a_failed_write_nothing_is_written_any_more() {
         let store = memory::open(&disk, Options::default()).unwrap();
         assert_eq!(store.log.all(), entries(1..3));
     }
+}
+
+#[test]
+fn once_a_write_has_failed_every_later_one_fails_in_its_turn() {
+    let disk = MemoryDisk::new(1);
+    let options = Options { writer_thread: true, ..Options::default() };
+    let log = memory::open(&disk, options).unwrap().log;
+    let (done, outcomes) = std::sync::mpsc::sync_channel(2_000);
+    for index in 0..2_000 {
+        if index == 1_000 {
+            disk.fail_next_write(Part::Log, ErrorKind::Other);
+        }
+        let done = done.clone();
+        let called = move |written: std::io::Result<()>| done.send((index, written.is_ok())).unwrap();
+        log.append(vec![(index, content(index))], Box::new(called));
+    }
+    let outcomes: Vec<_> = outcomes.iter().take(2_000).collect();
+    let durable = outcomes.iter().take_while(|(_, ok)| *ok).count() as u64;
+    assert!(outcomes.iter().copied().eq((0..2_000).map(|index| (index, index < durable))));
+    drop(log);
+    assert_eq!(memory::open(&disk, Options::default()).unwrap().log.bounds().next, durable);
 }
 
 #[test]
@@ -284,7 +306,7 @@ fn a_power_cut_takes_the_tables_back_no_further_than_the_flush() {
 
         let tables = memory::open(&disk, Options::default()).unwrap().tables;
         let index = tables.applied().index;
-        assert!((50..=100).contains(&index) && index % 5 == 0, "{index}");
+        assert!((50..=100).contains(&index) && index.is_multiple_of(5), "{index}");
         positions.insert(index);
         apply(&*tables, &history, 100, 3);
         assert_eq!((tables.applied(), rows(&*tables)), whole, "replayed from {index}");

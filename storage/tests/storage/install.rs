@@ -32,6 +32,8 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
+type Step<'a> = &'a dyn Fn(&Path);
+
 fn folders(state: &Path) -> Vec<String> {
     let names = fs::read_dir(state).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<_> = names.collect();
@@ -71,13 +73,9 @@ fn an_install_cut_off_at_any_step_leaves_the_old_or_the_new() {
     source.0.tables.checkpoint(received.clone()).unwrap();
 
     // Each step as the files are when the power fails right after it.
-    let steps: [(&str, &dyn Fn(&Path), bool); 5] = [
+    let steps: [(&str, Step, bool); 5] = [
         ("received", &|_| {}, false),
-        (
-            "renamed",
-            &|state| fs::rename(state.join("../received"), state.join("t-00000002")).unwrap(),
-            false,
-        ),
+        ("renamed", &|state| fs::rename(state.join("../received"), state.join("t-00000002")).unwrap(), false),
         (
             "half a new pointer",
             &|state| {

@@ -115,7 +115,7 @@ fn a_purge_past_the_end_moves_the_end() {
 fn callbacks_come_in_the_order_of_the_calls() {
     for disk in Disk::all() {
         let log = disk.open().log;
-        let (sender, receiver) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::sync_channel(7);
         let called = |number: u32| {
             let sender = sender.clone();
             Box::new(move |written: std::io::Result<()>| {
@@ -151,7 +151,7 @@ fn a_closed_log_still_writes_what_waited() {
 #[test]
 fn the_log_is_what_a_simple_model_says() {
     for disk in Disk::all() {
-        let seeds = if matches!(disk, Disk::Memory(_)) { 0..300 } else { 0..15 };
+        let seeds = if matches!(disk, Disk::Memory(_)) { 0..300 } else { 0..4 };
         for seed in seeds {
             println!("seed {seed}");
             let disk = match &disk {

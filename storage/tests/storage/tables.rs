@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use reach_machine::{Rows as _, Write};
+use reach_machine::Write;
 use reach_protocol::{Json, MessageState, message::StateName};
 use reach_storage::Applied;
 
@@ -148,15 +148,15 @@ fn messages_are_listed_by_acceptance_newest_first() {
         batch.advance(1, mark(1));
         batch.commit().unwrap();
 
-        let list = |after, max| {
-            let messages = tables.messages(after, max).unwrap();
+        let list = |after: Option<u64>, max| {
+            let messages = tables.messages(after.map(msg).as_ref(), max).unwrap();
             messages.iter().map(|record| record.msg_id.clone()).collect::<Vec<_>>()
         };
         assert_eq!(list(None, 10), [msg(1), msg(9), msg(3), msg(7)]);
         assert_eq!(list(None, 2), [msg(1), msg(9)]);
-        assert_eq!(list(Some(&msg(9)), 2), [msg(3), msg(7)]);
-        assert_eq!(list(Some(&msg(7)), 2), []);
-        assert_eq!(list(Some(&msg(77)), 2), [], "nothing comes after an unknown message");
+        assert_eq!(list(Some(9), 2), [msg(3), msg(7)]);
+        assert_eq!(list(Some(7), 2), []);
+        assert_eq!(list(Some(77), 2), [], "nothing comes after an unknown message");
         assert_eq!(tables.messages(None, 1).unwrap()[0].accepted, at(300));
     }
 }
@@ -170,7 +170,7 @@ fn a_checkpoint_installed_elsewhere_is_the_same_tables() {
         let folder = to.folder();
         let checkpoint = source.tables.checkpoint(folder.path().join("copy")).unwrap();
         assert_eq!(checkpoint.applied, source.tables.applied());
-        assert!(checkpoint.files.iter().all(|file| file.bytes > 0 && !file.name.starts_with("LOG")));
+        assert!(checkpoint.files.iter().all(|file| !file.name.starts_with("LOG")));
         let copied = rows(&*source.tables);
         apply(&*source.tables, &history, 200, 10);
 

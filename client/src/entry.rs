@@ -46,7 +46,7 @@ pub(crate) enum Stage {
     /// The cluster has recorded it, or wants it no more; on its way to the ring.
     Settling(Arc<Outcome>),
     /// Its handler was told to stop; then the slot is released, for this attempt.
-    Cancelling(Option<u32>),
+    Cancelling(u32),
 }
 
 impl Entry {

@@ -224,7 +224,7 @@ impl Session {
         for (held, verdict) in held.into_iter().zip(verdicts) {
             let Some(entry) = self.book.entries.get_mut(&held.msg_id) else { continue };
             match verdict {
-                Verdict::Cancel => self.let_go(&held.msg_id, Some(held.attempt)),
+                Verdict::Cancel => self.let_go(&held.msg_id, held.attempt),
                 Verdict::Keep | Verdict::SendResult => match &entry.stage {
                     Stage::Held(Some(outcome)) => {
                         entry.stage = Stage::Done(outcome.clone());
@@ -301,7 +301,7 @@ impl Session {
                 self.on_deliver(*delivery)
             }
             NodeFrame::Cancel { agent_id, msg_id, attempt } if agent_id == self.run.agent_id => {
-                self.let_go(&msg_id, Some(attempt));
+                self.let_go(&msg_id, attempt);
                 Ok(())
             }
             _ => Ok(()),
@@ -469,9 +469,9 @@ impl Session {
                         self.report(msg_id);
                     }
                 } else {
-                    // Stale, ended, or gone: either way it is not ours.
+                    // Stale, ended, or gone: not ours. A message that ended may still hold a slot.
                     info!(%msg_id, attempt, code = %error.code(), "not ours any more");
-                    self.let_go(msg_id, None);
+                    self.let_go(msg_id, attempt);
                 }
                 Ok(())
             }
@@ -503,7 +503,6 @@ impl Session {
                 (Stage::Running, Some(outcome)) => self.save(&msg_id, outcome),
                 (Stage::Cancelling(release), _) => {
                     let release = *release;
-                    self.book.entries.remove(&msg_id);
                     self.forget(&msg_id, release);
                 }
                 // Without an outcome only after `cancel`, which sets the stage.
@@ -551,8 +550,16 @@ impl Session {
                     self.record(msg_id);
                     return Ok(());
                 }
-                let too_much = error.is(Code::TooLarge) || error.is(Code::Invalid);
-                if too_much && matches!(*outcome, Outcome::Done { .. }) {
+                let not_taken = error.is(Code::TooLarge) || error.is(Code::Invalid);
+                if not_taken && let Outcome::Done { excerpt, result, cost } = &*outcome {
+                    if !excerpt.is_empty()
+                        && matches!(&error, Error::Refused(reply) if reply.field.as_deref() == Some("excerpt"))
+                    {
+                        // A rule allows less than the usual length. The result is worth more.
+                        let (excerpt, result, cost) = (String::new(), result.clone(), *cost);
+                        self.save(msg_id, Outcome::Done { excerpt, result, cost });
+                        return Ok(());
+                    }
                     warn!(%msg_id, attempt, %error, "the result was not taken: the task fails");
                     let message = format!("the result was not taken: {error}");
                     self.save(msg_id, Outcome::Failed { reason: FailReason::Error, message });
@@ -566,42 +573,26 @@ impl Session {
         Ok(())
     }
 
-    /// Stops and forgets an attempt; then frees the slot of `release`. A later attempt goes on.
-    fn let_go(&mut self, msg_id: &MsgId, release: Option<u32>) {
+    /// Stops and forgets an attempt, then frees its slot. A later attempt goes on.
+    fn let_go(&mut self, msg_id: &MsgId, attempt: u32) {
         match self.book.entries.get_mut(msg_id) {
-            Some(entry) if release.is_some_and(|attempt| attempt < entry.attempt) => {
-                let attempt = release.expect("just looked at");
-                self.book.steps.spawn(self.run.clone().release(msg_id.clone(), attempt, None));
-            }
-            Some(Entry { stage: Stage::Cancelling(waiting), .. }) => *waiting = (*waiting).max(release),
-            Some(entry) if matches!(entry.stage, Stage::Running) => {
-                entry.stage = Stage::Cancelling(release);
+            Some(Entry { stage: Stage::Cancelling(release), .. }) => *release = attempt.max(*release),
+            Some(entry) if attempt >= entry.attempt && matches!(entry.stage, Stage::Running) => {
+                entry.stage = Stage::Cancelling(attempt);
                 entry.cancel.cancel();
             }
             // What was recorded stays for repeats.
-            Some(Entry { stage: Stage::Settling(_), .. }) => {
-                if let Some(attempt) = release {
-                    self.book.steps.spawn(self.run.clone().release(msg_id.clone(), attempt, None));
-                }
+            Some(entry) if attempt < entry.attempt || matches!(entry.stage, Stage::Settling(_)) => {
+                self.book.steps.spawn(self.run.clone().release(msg_id.clone(), attempt, None));
             }
-            Some(_) => {
-                self.book.entries.remove(msg_id);
-                self.forget(msg_id, release);
-            }
-            None => self.forget(msg_id, release),
+            _ => self.forget(msg_id, attempt),
         }
     }
 
-    fn forget(&mut self, msg_id: &MsgId, release: Option<u32>) {
+    fn forget(&mut self, msg_id: &MsgId, attempt: u32) {
+        self.book.entries.remove(msg_id);
         let removed = self.inbox.remove(msg_id);
-        match release {
-            Some(attempt) => {
-                self.book.steps.spawn(self.run.clone().release(msg_id.clone(), attempt, Some(removed)));
-            }
-            None => {
-                self.book.steps.spawn(steps::write(removed));
-            }
-        }
+        self.book.steps.spawn(self.run.clone().release(msg_id.clone(), attempt, Some(removed)));
     }
 
     // The run itself.

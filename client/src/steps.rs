@@ -181,7 +181,3 @@ pub(crate) async fn save(msg_id: MsgId, stored: Stored) -> Step {
 pub(crate) async fn settle(msg_id: MsgId, stored: Stored) -> Step {
     Step::Settled { msg_id, stored: stored.done().await }
 }
-
-pub(crate) async fn write(stored: Stored) -> Step {
-    Step::Asked { stored: stored.done().await, answer: Ok(()) }
-}

@@ -135,6 +135,8 @@ async fn run_acceptor(wire: Wire, streams: mpsc::Sender<(u8, Duplex)>) {
     let mut opening = JoinSet::new();
     loop {
         tokio::select! {
+            biased;
+            Some(_) = opening.join_next() => {}
             stream = wire.accept_bi() => {
                 let Ok((sender, mut receiver)) = stream else { return };
                 let streams = streams.clone();
@@ -147,7 +149,6 @@ async fn run_acceptor(wire: Wire, streams: mpsc::Sender<(u8, Duplex)>) {
                     }
                 });
             }
-            Some(_) = opening.join_next() => {}
         }
     }
 }

@@ -9,7 +9,9 @@ mod error;
 mod framing;
 mod identity;
 mod link;
+mod memory;
 mod options;
+mod quic;
 mod tls;
 mod wire;
 
@@ -21,4 +23,5 @@ pub use error::{Error, SendError};
 pub use framing::{Duplex, FrameRx, FrameTx};
 pub use identity::{BadIdentity, Identity};
 pub use link::{LinkRx, LinkTx};
+pub use memory::MemoryNetwork;
 pub use options::Options;

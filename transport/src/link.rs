@@ -52,6 +52,8 @@ pub struct LinkRx {
     big: mpsc::Receiver<Big>,
     /// Big frames that the main stream has counted, less those that came.
     big_missing: i64,
+    /// A big frame was read after the last chunk: the main stream's turn.
+    main_next: bool,
     ended: bool,
     acceptor: AbortHandle,
 }
@@ -84,6 +86,7 @@ pub(crate) fn start(wire: &Wire, options: &Options) -> (LinkTx, LinkRx) {
         frames: Frames::default().with_marks(),
         big: big_rx,
         big_missing: 0,
+        main_next: false,
         ended: false,
         acceptor: acceptor.abort_handle(),
     };
@@ -155,19 +158,33 @@ impl LinkRx {
             if self.ended && self.big_missing <= 0 {
                 return Ok(None);
             }
+            // In turns, so that neither kind starves the other, and without chance.
+            if !mem::replace(&mut self.main_next, true)
+                && let Ok(big) = self.big.try_recv()
+            {
+                return Ok(Some(self.arrived(big)));
+            }
             tokio::select! {
-                big = self.big.recv() => {
-                    let Some(big) = big else { return Ok(None) };
-                    self.big_missing -= 1;
-                    return Ok(Some(big.frame));
-                }
+                biased;
                 chunk = self.main.read(), if !self.ended => match chunk? {
-                    Some(chunk) => self.frames.feed(chunk),
+                    Some(chunk) => {
+                        self.frames.feed(chunk);
+                        self.main_next = false;
+                    }
                     None if self.frames.is_between() => self.ended = true,
                     None => return Err(Error::closed("the link ended within a frame")),
                 },
+                big = self.big.recv() => {
+                    let Some(big) = big else { return Ok(None) };
+                    return Ok(Some(self.arrived(big)));
+                }
             }
         }
+    }
+
+    fn arrived(&mut self, big: Big) -> Bytes {
+        self.big_missing -= 1;
+        big.frame
     }
 }
 
@@ -266,6 +283,7 @@ impl Queue {
 
 async fn run_writer(wire: Wire, queue: Arc<Queue>) {
     let result = tokio::select! {
+        biased;
         result = write(&wire, &queue) => result,
         error = wire.closed() => Err(error),
     };
@@ -348,15 +366,15 @@ async fn run_acceptor(wire: Wire, main: oneshot::Sender<MainStream>, big: mpsc::
     loop {
         let permit = room.clone().acquire_owned().await.expect("never closed");
         let stream = tokio::select! {
-            stream = wire.accept_uni() => stream,
+            biased;
             Some(done) = readers.join_next() => {
-                match done {
-                    Ok(Err(Error::Closed { reason })) if wire.close_reason().is_some() => drop(reason),
-                    Ok(Err(error)) => wire.close(CloseCode::Protocol, &error.to_string()),
-                    _ => {}
+                // A frame is missing: the link can't go on.
+                if let Ok(Err(error)) = done {
+                    wire.close(CloseCode::Protocol, &error.to_string());
                 }
                 continue;
             }
+            stream = wire.accept_uni() => stream,
         };
         let Ok(stream) = stream else { return };
         readers.spawn(read_stream(stream, main.clone(), big.clone(), permit));

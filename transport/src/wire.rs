@@ -11,7 +11,7 @@ use std::{
 use bytes::Bytes;
 use quinn::{ConnectError, ConnectionError, ReadError, VarInt, WriteError};
 
-use crate::{endpoint::Door, error::Error, tls};
+use crate::{endpoint::Door, error::Error, memory, tls};
 
 /// Why a connection is closed, as a number on the wire; the reason goes along as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,14 +36,17 @@ pub(crate) enum Wire {
         /// Why this side closed it.
         own_reason: Arc<OnceLock<String>>,
     },
+    Memory(memory::Side),
 }
 
 pub(crate) enum Sender {
     Quic(quinn::SendStream),
+    Memory(memory::Sender),
 }
 
 pub(crate) enum Receiver {
     Quic(quinn::RecvStream),
+    Memory(memory::Receiver),
 }
 
 impl Wire {
@@ -57,6 +60,10 @@ impl Wire {
                 Ok((tx, rx)) => Ok((Sender::Quic(tx), Receiver::Quic(rx))),
                 Err(error) => Err(self.explain(&error)),
             },
+            Self::Memory(side) => {
+                let (tx, rx) = side.open_bi().await?;
+                Ok((Sender::Memory(tx), Receiver::Memory(rx)))
+            }
         }
     }
 
@@ -66,6 +73,10 @@ impl Wire {
                 Ok((tx, rx)) => Ok((Sender::Quic(tx), Receiver::Quic(rx))),
                 Err(error) => Err(self.explain(&error)),
             },
+            Self::Memory(side) => {
+                let (tx, rx) = side.accept_bi().await?;
+                Ok((Sender::Memory(tx), Receiver::Memory(rx)))
+            }
         }
     }
 
@@ -74,6 +85,7 @@ impl Wire {
             Self::Quic { connection, .. } => {
                 connection.open_uni().await.map(Sender::Quic).map_err(|error| self.explain(&error))
             }
+            Self::Memory(side) => side.open_uni().await.map(Sender::Memory),
         }
     }
 
@@ -82,6 +94,7 @@ impl Wire {
             Self::Quic { connection, .. } => {
                 connection.accept_uni().await.map(Receiver::Quic).map_err(|error| self.explain(&error))
             }
+            Self::Memory(side) => side.accept_uni().await.map(Receiver::Memory),
         }
     }
 
@@ -97,6 +110,7 @@ impl Wire {
                 own_reason.get_or_init(|| reason.to_owned());
                 connection.close(VarInt::from_u32(code as u32), reason.as_bytes());
             }
+            Self::Memory(side) => side.close(reason),
         }
     }
 
@@ -106,31 +120,36 @@ impl Wire {
                 let error = connection.closed().await;
                 self.explain(&error)
             }
+            Self::Memory(side) => side.closed().await,
         }
     }
 
     pub(crate) fn close_reason(&self) -> Option<Error> {
         match self {
             Self::Quic { connection, .. } => connection.close_reason().map(|error| self.explain(&error)),
+            Self::Memory(side) => side.close_reason(),
         }
     }
 
     pub(crate) fn remote_addr(&self) -> SocketAddr {
         match self {
             Self::Quic { connection, .. } => canonical(connection.remote_address()),
+            Self::Memory(side) => side.remote_addr(),
         }
     }
 
     pub(crate) fn rtt(&self) -> Duration {
         match self {
             Self::Quic { connection, .. } => connection.rtt(),
+            Self::Memory(_) => Duration::ZERO,
         }
     }
 
     fn explain(&self, error: &ConnectionError) -> Error {
-        let Self::Quic { own_reason, .. } = self;
-        match (error, own_reason.get()) {
-            (ConnectionError::LocallyClosed, Some(reason)) => Error::closed(reason.as_str()),
+        match (self, error) {
+            (Self::Quic { own_reason, .. }, ConnectionError::LocallyClosed) => {
+                Error::closed(own_reason.get().map_or("closed on this side", String::as_str))
+            }
             _ => Error::closed(sentence(error, None)),
         }
     }
@@ -146,6 +165,7 @@ impl Sender {
                 WriteError::ClosedStream => Error::closed("this stream is finished"),
                 WriteError::ZeroRttRejected => Error::closed("early data was rejected"),
             }),
+            Self::Memory(stream) => stream.write(bytes).await,
         }
     }
 
@@ -155,6 +175,7 @@ impl Sender {
             Self::Quic(stream) => {
                 stream.finish().map_err(|_| Error::closed("this stream is finished or was given up"))
             }
+            Self::Memory(stream) => stream.finish(),
         }
     }
 
@@ -166,6 +187,7 @@ impl Sender {
                 Ok(Some(_)) => Err(Error::closed("the other side stopped reading this stream")),
                 Err(error) => Err(Error::closed(error.to_string())),
             },
+            Self::Memory(stream) => stream.delivered().await,
         }
     }
 
@@ -173,6 +195,7 @@ impl Sender {
     pub(crate) fn abandon(&mut self) {
         match self {
             Self::Quic(stream) => drop(stream.reset(VarInt::from_u32(CloseCode::Done as u32))),
+            Self::Memory(stream) => stream.abandon(),
         }
     }
 }
@@ -187,6 +210,7 @@ impl Receiver {
                 Err(ReadError::Reset(_)) => Err(Error::closed("the other side gave this stream up")),
                 Err(error) => Err(Error::closed(error.to_string())),
             },
+            Self::Memory(stream) => stream.read().await,
         }
     }
 }

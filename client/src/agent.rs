@@ -9,7 +9,7 @@ use std::{
 
 use futures_util::FutureExt;
 use reach_protocol::{
-    AgentId, Capability, InstanceId, Json, Registration, Tag, agent::MAX_CONCURRENCY_DEFAULT,
+    AgentId, Capability, ErrorReply, InstanceId, Json, Registration, Tag, agent::MAX_CONCURRENCY_DEFAULT,
 };
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -357,6 +357,14 @@ impl RunningAgent {
         match status.as_deref() {
             Ok(Status::Stopped(stopped)) => stopped.clone(),
             _ => Stopped::Failed("the agent's session has ended".into()),
+        }
+    }
+
+    /// What the cluster said when it fenced this run, if it has.
+    pub fn fenced(&self) -> Option<ErrorReply> {
+        match &*self.statuses.borrow() {
+            Status::Stopped(Stopped::Fenced(reply)) => Some((**reply).clone()),
+            _ => None,
         }
     }
 }

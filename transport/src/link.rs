@@ -362,7 +362,7 @@ async fn run_acceptor(wire: Wire, main: oneshot::Sender<MainStream>, big: mpsc::
     // One more, so that the main stream finds room among big frames that overtook it.
     let room = Arc::new(Semaphore::new(big_max + 1));
     let main = Arc::new(Mutex::new(Some(main)));
-    let mut readers = JoinSet::new();
+    let mut readers: JoinSet<Result<(), Error>> = JoinSet::new();
     loop {
         let permit = room.clone().acquire_owned().await.expect("never closed");
         let stream = tokio::select! {

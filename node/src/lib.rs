@@ -1,1 +1,11 @@
-//! Not yet written.
+//! The node, and the command line around it.
+
+pub mod cli;
+pub mod clock;
+pub mod dev;
+pub mod exec;
+pub mod exit;
+pub mod node;
+pub mod online;
+pub mod show;
+pub mod telemetry;

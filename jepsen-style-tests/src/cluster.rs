@@ -1,0 +1,242 @@
+//! A cluster of node processes on loopback, made with the product's own commands, and the faults
+//! that can be done to it.
+
+use std::{
+    fs::File,
+    net::UdpSocket,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use reach_client::{Client, Options};
+use reach_protocol::{
+    AgentId, NodeId, Principal,
+    frame::{Answer, ClusterView, Request},
+};
+use reach_transport::{Identity, authority::Authority};
+
+/// How long a healthy cluster may take to serve, by far.
+const READY_MAX: Duration = Duration::from_secs(30);
+const POLL: Duration = Duration::from_millis(50);
+
+#[derive(Debug)]
+pub struct Cluster {
+    dir: tempfile::TempDir,
+    binary: PathBuf,
+    nodes: Vec<(NodeId, Option<Child>)>,
+}
+
+impl Cluster {
+    /// Makes the folders, starts every node and initialises the cluster.
+    pub async fn start(nodes: u64) -> anyhow::Result<Self> {
+        let binary = binary()?;
+        let dir = tempfile::tempdir()?;
+        let mut command = Command::new(&binary);
+        command.args(["cluster", "new", "--name", "test", "--out"]).arg(dir.path().join("cluster"));
+        for (i, port) in free_ports(nodes as usize)?.into_iter().enumerate() {
+            command.args(["--node", &format!("n{}=127.0.0.1:{port}", i + 1)]);
+        }
+        run(command.env("AGENT_REACH_HOME", dir.path().join("home")))?;
+        let mut cluster = Self { dir, binary, nodes: (1..=nodes).map(|id| (NodeId(id), None)).collect() };
+        for id in 1..=nodes {
+            cluster.spawn(NodeId(id))?;
+        }
+        let client = cluster.client().await?;
+        let deadline = Instant::now() + READY_MAX;
+        while let Err(error) = client.request(Request::Initialise, Duration::from_secs(5)).await {
+            if error.code() == reach_protocol::Code::IllegalTransition {
+                break;
+            }
+            if Instant::now() > deadline {
+                bail!("the cluster could not be initialised: {error}\n{}", cluster.logs());
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        cluster.wait_until_serving().await?;
+        Ok(cluster)
+    }
+
+    pub fn root(&self) -> PathBuf {
+        self.dir.path().join("cluster")
+    }
+
+    fn node_dir(&self, id: NodeId) -> PathBuf {
+        self.root().join(id.to_string())
+    }
+
+    pub fn admin(&self) -> PathBuf {
+        self.root().join("admin")
+    }
+
+    pub fn node_ids(&self) -> Vec<NodeId> {
+        self.nodes.iter().map(|(id, _)| *id).collect()
+    }
+
+    pub fn spawn(&mut self, id: NodeId) -> anyhow::Result<()> {
+        let log = File::options().create(true).append(true).open(self.node_dir(id).join("node.log"))?;
+        let child = Command::new(&self.binary)
+            .args(["node", "--with-stdin", "--config"])
+            .arg(self.node_dir(id).join("node.toml"))
+            // Ends with this process, whatever happens to it.
+            .stdin(Stdio::piped())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()?;
+        self.child(id).replace(child);
+        Ok(())
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self, id: NodeId) -> anyhow::Result<()> {
+        let mut child = self.child(id).take().with_context(|| format!("{id} does not run"))?;
+        child.kill()?;
+        child.wait()?;
+        Ok(())
+    }
+
+    fn child(&mut self, id: NodeId) -> &mut Option<Child> {
+        &mut self.nodes.iter_mut().find(|(node, _)| *node == id).expect("a node of this cluster").1
+    }
+
+    /// The operator's client, to any node.
+    pub async fn client(&self) -> anyhow::Result<Client> {
+        let mut options = Options::from_context(self.admin())?;
+        options.connect_timeout = READY_MAX;
+        Ok(Client::connect(options).await?)
+    }
+
+    /// A client that talks to one node only.
+    pub async fn client_of(&self, id: NodeId) -> anyhow::Result<Client> {
+        let mut options = Options::from_context(self.admin())?;
+        let at = self.nodes.iter().position(|(node, _)| *node == id).context("no such node")?;
+        options.endpoints = vec![options.endpoints[at].clone()];
+        Ok(Client::connect(options).await?)
+    }
+
+    /// Options with a certificate of the agent's own.
+    pub fn agent_options(&self, agent_id: &AgentId) -> anyhow::Result<Options> {
+        let mut options = Options::from_context(self.admin())?;
+        let read = |name: &str| std::fs::read_to_string(self.admin().join(name));
+        let authority = Authority::from_pem(&read("client-ca.pem")?, &read("client-ca.key")?)?;
+        let identity = Identity { cluster: options.cluster.clone(), principal: Principal::Agent(agent_id.clone()) };
+        let issued = authority.issue(&identity, Duration::from_secs(24 * 3600))?;
+        options.credentials.cert_pem = issued.cert_pem;
+        options.credentials.key_pem = issued.key_pem;
+        Ok(options)
+    }
+
+    pub async fn view(&self) -> anyhow::Result<ClusterView> {
+        let client = self.client().await?;
+        match client.request(Request::Cluster, Duration::from_secs(5)).await? {
+            Answer::Cluster(view) => Ok(*view),
+            _ => bail!("something else than a cluster view came back"),
+        }
+    }
+
+    /// Waits until a node leads, and names it.
+    pub async fn leader(&self) -> anyhow::Result<NodeId> {
+        let deadline = Instant::now() + READY_MAX;
+        while Instant::now() < deadline {
+            if let Ok(view) = self.view().await
+                && let Some(leader) = view.leader
+                && view.nodes.iter().any(|node| node.node_id == leader && node.report.is_some())
+            {
+                return Ok(leader);
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        bail!("no leader\n{}", self.logs())
+    }
+
+    /// Waits until a linearizable read succeeds.
+    pub async fn wait_until_serving(&self) -> anyhow::Result<()> {
+        let client = self.client().await?;
+        let deadline = Instant::now() + READY_MAX;
+        loop {
+            match client.request(Request::Rules, Duration::from_secs(5)).await {
+                Ok(_) => return Ok(()),
+                Err(error) if Instant::now() > deadline => bail!("not serving: {error}\n{}", self.logs()),
+                Err(_) => tokio::time::sleep(POLL).await,
+            }
+        }
+    }
+
+    /// Waits until every node stands at the same position, and compares their state hashes.
+    pub async fn converged(&self) -> anyhow::Result<u64> {
+        let deadline = Instant::now() + READY_MAX;
+        loop {
+            let view = self.view().await?;
+            let reports: Vec<_> = view.nodes.iter().filter_map(|node| node.report.clone()).collect();
+            let all = reports.len() == self.nodes.len();
+            if all && reports.iter().all(|report| report.applied == reports[0].applied) {
+                anyhow::ensure!(
+                    reports.iter().all(|report| report.state_hash == reports[0].state_hash),
+                    "replicas differ at {}: {:?}",
+                    reports[0].applied,
+                    reports.iter().map(|report| report.state_hash).collect::<Vec<_>>()
+                );
+                return Ok(reports[0].applied);
+            }
+            anyhow::ensure!(Instant::now() < deadline, "replicas do not meet: {reports:?}\n{}", self.logs());
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    /// The last lines of every node's log: what a failed run is understood by.
+    pub fn logs(&self) -> String {
+        let tail = |id: &NodeId| {
+            let text = std::fs::read_to_string(self.node_dir(*id).join("node.log")).unwrap_or_default();
+            let lines: Vec<&str> = text.lines().rev().take(15).collect();
+            format!("--- {id}\n{}", lines.into_iter().rev().collect::<Vec<_>>().join("\n"))
+        };
+        self.nodes.iter().map(|(id, _)| tail(id)).collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for (_, child) in &mut self.nodes {
+            if let Some(mut child) = child.take() {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+    }
+}
+
+/// The node's binary of this very build.
+fn binary() -> anyhow::Result<PathBuf> {
+    let test = std::env::current_exe()?;
+    let profile_dir = test.ancestors().find(|dir| dir.join("agent-reach").is_file());
+    let dir = profile_dir.context("the binary agent-reach is not built: run `cargo build -p agent-reach` first")?;
+    Ok(dir.join("agent-reach"))
+}
+
+fn run(command: &mut Command) -> anyhow::Result<()> {
+    let output = command.output()?;
+    anyhow::ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// Client ports whose neighbour, for peers, is free as well.
+fn free_ports(count: usize) -> anyhow::Result<Vec<u16>> {
+    let mut taken = Vec::new();
+    let mut ports = Vec::new();
+    while ports.len() < count {
+        let client = UdpSocket::bind("127.0.0.1:0")?;
+        let port = client.local_addr()?.port();
+        if let Ok(peer) = UdpSocket::bind(("127.0.0.1", port + 1)) {
+            ports.push(port);
+            taken.push((client, peer));
+        }
+    }
+    Ok(ports)
+}
+
+/// A folder under the cluster's own, for an agent's inbox.
+pub fn inbox_dir(cluster: &Cluster, agent_id: &str) -> PathBuf {
+    let dir: &Path = cluster.dir.path();
+    dir.join("inboxes").join(agent_id)
+}

@@ -1,0 +1,360 @@
+//! `agent-reach dev`: a whole cluster on this machine, each node a process of its own, for trying
+//! things out and breaking them.
+
+use std::{
+    fs::File,
+    net::UdpSocket,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use reach_client::Client;
+use reach_config::{
+    context::Contexts,
+    layout::{ADMIN_DIR, CLIENT_CA_KEY, Layout, NODE_FILE},
+};
+use reach_protocol::{
+    Code, Name, NodeId,
+    frame::{Answer, ClusterView, Request, Role},
+};
+use tokio::{
+    process::{Child, Command},
+    time::Instant,
+};
+
+/// The name of the cluster and of the context that `dev` makes.
+pub const DEV: &str = "dev";
+/// A node that ended is started again after this long.
+const RESTART_AFTER: Duration = Duration::from_secs(3);
+/// How long the nodes may take to serve.
+const READY_MAX: Duration = Duration::from_secs(30);
+/// How long a node may take to end by itself.
+const STOP_MAX: Duration = Duration::from_secs(8);
+/// How often the roles are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+const FIRST_PORT: u16 = 7480;
+const PORT_STEP: u16 = 10;
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where the cluster's folders are; continued when they are there.
+    pub dir: PathBuf,
+    pub nodes: usize,
+    /// Begin anew: what is in the folder is deleted.
+    pub fresh: bool,
+    pub restart: bool,
+}
+
+/// Runs until it is interrupted.
+pub async fn run(options: Options) -> anyhow::Result<()> {
+    let _lock = lock(&options.dir)?;
+    if options.fresh {
+        remove_cluster(&options.dir)?;
+    }
+    let is_new = !options.dir.join(ADMIN_DIR).exists();
+    if is_new {
+        make_cluster(&options)?;
+    }
+    let contexts = Contexts::of_this_user()?;
+    make_context(&contexts, &options.dir)?;
+
+    let mut nodes = Nodes::start(&options)?;
+    let what = if is_new { "a new cluster" } else { "the cluster" };
+    println!("{what} in {}", options.dir.display());
+    let started = Instant::now();
+    let ready = tokio::select! {
+        ready = bring_up(&mut nodes, &contexts) => Some(ready),
+        () = interrupted() => None,
+    };
+    let (client, view) = match ready {
+        Some(Ok(ready)) => ready,
+        Some(Err(error)) => {
+            nodes.stop().await;
+            return Err(error);
+        }
+        None => {
+            nodes.stop().await;
+            return Ok(());
+        }
+    };
+    nodes.show(&view);
+    println!("ready after {:.1} s. In another terminal:", started.elapsed().as_secs_f64());
+    println!("  agent-reach agents run --capability text.count -- wc -w");
+    println!("  agent-reach send --capability text.count --payload '\"how many words\"'");
+    if let Some(leader) = view.leader.and_then(|leader| nodes.pid(leader)) {
+        println!("to see a failover: kill -9 {leader}");
+    }
+    println!("Ctrl-C stops the nodes; the next `agent-reach dev` goes on where they were.");
+    let watched = nodes.watch(client, view).await;
+    nodes.stop().await;
+    watched
+}
+
+/// Two of them in one folder would fight over the nodes.
+fn lock(dir: &Path) -> anyhow::Result<File> {
+    reach_config::context::make_private_dir(dir)?;
+    let file = File::create(dir.join("lock")).with_context(|| format!("{} can't be written", dir.display()))?;
+    if file.try_lock().is_err() {
+        bail!("another `agent-reach dev` is running in {}: stop it, or give another folder with --dir", dir.display());
+    }
+    Ok(file)
+}
+
+/// Deletes the folders that `dev` makes and nothing else.
+fn remove_cluster(dir: &Path) -> anyhow::Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        let is_ours = path.join(NODE_FILE).is_file() || path.file_name().is_some_and(|name| name == ADMIN_DIR);
+        if path.is_dir() && is_ours {
+            std::fs::remove_dir_all(&path).with_context(|| format!("{} can't be deleted", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+fn make_cluster(options: &Options) -> anyhow::Result<()> {
+    let ports = free_ports(options.nodes)?;
+    let hosts: Vec<String> =
+        ports.iter().enumerate().map(|(i, port)| format!("n{}=127.0.0.1:{port}", i + 1)).collect();
+    let layout = Layout::new(Name::parse(DEV)?, &hosts)?;
+    crate::cli::cluster_new::write(&layout, &options.dir)?;
+    Ok(())
+}
+
+/// The client port of each node, the peer port being the next: 7481 and up in steps of 10, further
+/// up where those are taken.
+fn free_ports(nodes: usize) -> anyhow::Result<Vec<u16>> {
+    let is_free = |port: u16| UdpSocket::bind(("127.0.0.1", port)).is_ok();
+    let mut ports = Vec::new();
+    let mut skipped = Vec::new();
+    let mut base = FIRST_PORT;
+    while ports.len() < nodes {
+        if is_free(base + 1) && is_free(base + 2) {
+            ports.push(base + 1);
+        } else {
+            skipped.push(base + 1);
+        }
+        base = base.checked_add(PORT_STEP).filter(|base| *base < 60_000).context("no free ports")?;
+    }
+    if !skipped.is_empty() {
+        let words: Vec<String> = skipped.iter().map(u16::to_string).collect();
+        println!("taken by somebody else, so not used: port {}", words.join(", "));
+    }
+    Ok(ports)
+}
+
+/// Makes the context `dev` and makes it current, so that the next command needs no option. It holds
+/// the client CA's key: an agent's certificate is issued on first use.
+fn make_context(contexts: &Contexts, dir: &Path) -> anyhow::Result<()> {
+    let admin = dir.join(ADMIN_DIR);
+    let name = Name::parse(DEV)?;
+    let folder = contexts.dir(&name);
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder).with_context(|| format!("{} can't be replaced", folder.display()))?;
+    }
+    let context = contexts.add_from(DEV, &admin)?;
+    let key = std::fs::read(admin.join(CLIENT_CA_KEY))?;
+    reach_config::context::write_private(&context.dir.join(CLIENT_CA_KEY), &key)?;
+    contexts.make_current(DEV)?;
+    Ok(())
+}
+
+async fn bring_up(nodes: &mut Nodes, contexts: &Contexts) -> anyhow::Result<(Client, ClusterView)> {
+    let context = contexts.load(DEV)?;
+    let options = reach_client::Options::from_context(&context.dir)?;
+    let deadline = Instant::now() + READY_MAX;
+    let mut last_problem = "no node answered".to_string();
+    while Instant::now() < deadline {
+        nodes.must_all_run()?;
+        match tokio::time::timeout(Duration::from_secs(3), try_once(&options)).await {
+            Ok(Ok(ready)) => return Ok(ready),
+            Ok(Err(error)) => last_problem = error.to_string(),
+            Err(_) => {}
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    bail!("the nodes did not get ready in {} s: {last_problem}. Their logs: {}", READY_MAX.as_secs(), nodes.logs())
+}
+
+async fn try_once(options: &reach_client::Options) -> anyhow::Result<(Client, ClusterView)> {
+    let timeout = Duration::from_secs(2);
+    let client = Client::connect(options.clone()).await?;
+    match client.request(Request::Initialise, timeout).await {
+        Ok(_) => {}
+        Err(error) if error.code() == Code::IllegalTransition => {}
+        Err(error) => return Err(error.into()),
+    }
+    // A linearizable read: it succeeds when somebody leads and a majority follows.
+    client.request(Request::Rules, timeout).await?;
+    match client.request(Request::Cluster, timeout).await? {
+        Answer::Cluster(view) if view.leader.is_some() => Ok((client, *view)),
+        _ => bail!("no leader yet"),
+    }
+}
+
+struct Nodes {
+    dir: PathBuf,
+    restart: bool,
+    children: Vec<Node>,
+}
+
+struct Node {
+    id: NodeId,
+    child: Option<Child>,
+    restart_at: Option<Instant>,
+}
+
+impl Nodes {
+    fn start(options: &Options) -> anyhow::Result<Self> {
+        let mut ids = Vec::new();
+        for entry in std::fs::read_dir(&options.dir)? {
+            let path = entry?.path();
+            let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse::<NodeId>().ok());
+            ids.extend(id.filter(|_| path.join(NODE_FILE).is_file()));
+        }
+        ids.sort();
+        let mut nodes = Self { dir: options.dir.clone(), restart: options.restart, children: Vec::new() };
+        for id in ids {
+            let child = Some(nodes.spawn(id)?);
+            nodes.children.push(Node { id, child, restart_at: None });
+        }
+        Ok(nodes)
+    }
+
+    /// The node reads its standard input and ends with it: a `dev` that is killed leaves none behind.
+    fn spawn(&self, id: NodeId) -> anyhow::Result<Child> {
+        let folder = self.dir.join(id.to_string());
+        let log = File::options().create(true).append(true).open(self.log(id))?;
+        Command::new(std::env::current_exe()?)
+            .args(["node", "--with-stdin", "--config"])
+            .arg(folder.join(NODE_FILE))
+            .stdin(Stdio::piped())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("{id} can't be started"))
+    }
+
+    fn log(&self, id: NodeId) -> PathBuf {
+        self.dir.join(id.to_string()).join("node.log")
+    }
+
+    fn logs(&self) -> String {
+        let logs: Vec<String> = self.children.iter().map(|node| self.log(node.id).display().to_string()).collect();
+        logs.join(", ")
+    }
+
+    fn pid(&self, id: NodeId) -> Option<u32> {
+        self.children.iter().find(|node| node.id == id)?.child.as_ref()?.id()
+    }
+
+    fn must_all_run(&mut self) -> anyhow::Result<()> {
+        for i in 0..self.children.len() {
+            let id = self.children[i].id;
+            let ended = match self.children[i].child.as_mut() {
+                Some(child) => child.try_wait()?,
+                None => None,
+            };
+            if let Some(status) = ended {
+                let log = self.log(id);
+                bail!("{id} ended at once ({status}): {}", last_line(&log));
+            }
+        }
+        Ok(())
+    }
+
+    fn show(&self, view: &ClusterView) {
+        for node in &view.nodes {
+            let role = match node.report.as_ref().map(|report| report.role) {
+                Some(Role::Leader) => "LEADER",
+                Some(role) => role.as_str(),
+                None => "not answering",
+            };
+            let pid = self.pid(node.node_id).map_or("-".to_string(), |pid| pid.to_string());
+            println!("{} pid {pid} · clients {} · peers {} · {role}", node.node_id, node.client_addr, node.peer_addr);
+        }
+    }
+
+    /// Restarts what ends and tells who leads, until interrupted.
+    async fn watch(&mut self, client: Client, view: ClusterView) -> anyhow::Result<()> {
+        let mut leader = view.leader;
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        let interrupted = interrupted();
+        tokio::pin!(interrupted);
+        loop {
+            tokio::select! {
+                () = &mut interrupted => return Ok(()),
+                _ = look.tick() => {}
+            }
+            self.look_after_children()?;
+            let asked = tokio::time::timeout(Duration::from_secs(1), client.request(Request::Cluster, Duration::from_secs(1)));
+            if let Ok(Ok(Answer::Cluster(view))) = asked.await
+                && view.leader.is_some()
+                && view.leader != leader
+            {
+                leader = view.leader;
+                let id = view.leader.expect("checked just above");
+                let pid = self.pid(id).map_or("-".to_string(), |pid| pid.to_string());
+                println!("{id} pid {pid} · LEADER (term {})", view.term);
+            }
+        }
+    }
+
+    fn look_after_children(&mut self) -> anyhow::Result<()> {
+        for i in 0..self.children.len() {
+            let id = self.children[i].id;
+            if let Some(child) = self.children[i].child.as_mut()
+                && let Some(status) = child.try_wait()?
+            {
+                self.children[i].child = None;
+                if self.restart {
+                    println!("{id} ended ({status}); it is started again in {} s", RESTART_AFTER.as_secs());
+                    self.children[i].restart_at = Some(Instant::now() + RESTART_AFTER);
+                } else {
+                    println!("{id} ended ({status}); --no-restart leaves it at that");
+                }
+            }
+            if self.children[i].restart_at.is_some_and(|at| Instant::now() >= at) {
+                let child = self.spawn(id)?;
+                println!("{id} pid {} · started again", child.id().unwrap_or_default());
+                self.children[i] = Node { id, child: Some(child), restart_at: None };
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes their standard input, which ends them in order; kills what does not end.
+    async fn stop(&mut self) {
+        for node in &mut self.children {
+            node.child.as_mut().map(|child| child.stdin.take());
+        }
+        let deadline = Instant::now() + STOP_MAX;
+        for node in &mut self.children {
+            let Some(child) = node.child.as_mut() else { continue };
+            if tokio::time::timeout_at(deadline, child.wait()).await.is_err() {
+                println!("{} does not end; it is killed", node.id);
+                let _ = child.kill().await;
+            }
+        }
+        println!("stopped");
+    }
+}
+
+fn last_line(log: &Path) -> String {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    text.lines().last().unwrap_or("its log is empty").to_string()
+}
+
+/// Ctrl-C, or the request to end that a supervisor sends.
+pub async fn interrupted() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate()).expect("signals can be listened for");
+    let mut interrupt = signal(SignalKind::interrupt()).expect("signals can be listened for");
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}

@@ -1,0 +1,59 @@
+//! The binary: reads the arguments, runs the command, and ends with its exit status.
+
+use std::process::ExitCode;
+
+use agent_reach::{
+    cli::{Args, Failure, Output, args::Command, certs, cluster_new, context},
+    dev, exec, online,
+};
+use clap::Parser;
+use reach_config::Contexts;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let output = Output::new(&args.global);
+    if let Command::Node(node) = &args.command {
+        return agent_reach::node::process(node);
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let result = match runtime {
+        Ok(runtime) => runtime.block_on(run(args, output)),
+        Err(error) => Err(Failure::refused(format!("no runtime: {error}"))),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => ExitCode::from(output.fail(&failure)),
+    }
+}
+
+async fn run(args: Args, output: Output) -> Result<(), Failure> {
+    let choice = args.global.context.as_deref();
+    let contexts = || Contexts::of_this_user();
+    match &args.command {
+        Command::Node(_) => unreachable!("a node runs in a runtime of its own"),
+        Command::Dev(options) => {
+            let dir = options.dir.clone().map_or_else(|| contexts().map(|all| all.home().join(dev::DEV)), Ok)?;
+            let (fresh, restart) = (options.fresh, !options.no_restart);
+            let options = dev::Options { dir, nodes: options.nodes.into(), fresh, restart };
+            dev::run(options).await.map_err(Failure::from)
+        }
+        Command::Version => output.print_text(&format!("agent-reach {}\n", env!("CARGO_PKG_VERSION"))),
+        Command::Completions { shell } => {
+            let mut text = Vec::new();
+            Args::completions(*shell, &mut text);
+            output.print_text(&String::from_utf8_lossy(&text))
+        }
+        Command::Context(command) => output.print(&context::run(command, &contexts()?)?),
+        Command::Cluster(agent_reach::cli::args::ClusterCommand::New(new)) => output.print(&cluster_new::run(new)?),
+        Command::Certs(agent_reach::cli::args::CertsCommand::Issue(issue)) => {
+            output.print(&certs::issue(issue, &contexts()?, choice)?)
+        }
+        Command::Certs(agent_reach::cli::args::CertsCommand::Ls { dir }) => {
+            output.print(&certs::ls(dir.as_deref(), &contexts()?, choice)?)
+        }
+        Command::Agents(agent_reach::cli::args::AgentsCommand::Run(run)) => {
+            exec::serve(run, &contexts()?.current(choice)?, &args.global).await
+        }
+        command => online::run(command, &contexts()?.current(choice)?, &args.global, output).await,
+    }
+}

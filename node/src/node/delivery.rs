@@ -1,0 +1,415 @@
+//! Delivers to the agents whose sessions this node holds. One task owns the sessions and a cursor
+//! over the facts: it sees `Matched` for an agent it holds, sends the task, and sends it again until
+//! the agent has said `received`.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use reach_protocol::{
+    AgentId, Code, Command, ErrorReply, Fact, InstanceId, MessageState, MsgId, codec,
+    frame::{self, Answer, Held, NodeFrame, Verdict},
+    message::{Holder, MessageRecord},
+};
+use reach_raft::Step;
+use reach_transport::LinkTx;
+use tokio::{sync::mpsc, time::Instant};
+
+use super::Shared;
+
+/// How often unreceived tasks are looked at.
+const SWEEP_EVERY: Duration = Duration::from_millis(250);
+/// Without `received` for this long after it was sent, the attempt is recorded as `dispatched`.
+const DISPATCHED_AFTER_MS: u64 = 1_000;
+/// Attach requests and closed connections that may wait for the task.
+const QUEUE_MAX: usize = 4_096;
+/// How long the record that a task was sent may take; nothing waits for it.
+const DISPATCHED_MAX: Duration = Duration::from_secs(5);
+
+/// Where a session's frames go.
+#[derive(Clone, Debug)]
+pub struct Line {
+    pub connection: u64,
+    pub tx: LinkTx,
+}
+
+impl Line {
+    pub fn send(&self, frame: &NodeFrame) -> bool {
+        self.tx.send(codec::encode(frame)).is_ok()
+    }
+
+    pub fn respond(&self, id: u64, response: Result<Answer, ErrorReply>) -> bool {
+        self.send(&NodeFrame::Response { id, response: response.map(Box::new).map_err(Box::new) })
+    }
+}
+
+#[derive(Debug)]
+enum Ask {
+    Attach { agent_id: AgentId, instance: InstanceId, held: Vec<Held>, line: Line, request: u64 },
+    Detach { agent_id: AgentId, instance: InstanceId },
+    Closed { connection: u64 },
+    Goodbye,
+}
+
+#[derive(Clone, Debug)]
+pub struct Handle {
+    asks: mpsc::Sender<Ask>,
+    sessions: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+pub struct Inbox {
+    asks: mpsc::Receiver<Ask>,
+    sessions: Arc<AtomicU64>,
+}
+
+impl Handle {
+    pub fn new() -> (Self, Inbox) {
+        let (sender, asks) = mpsc::channel(QUEUE_MAX);
+        let sessions = Arc::new(AtomicU64::new(0));
+        (Self { asks: sender, sessions: sessions.clone() }, Inbox { asks, sessions })
+    }
+
+    /// Makes this line the agent's session; the answer to `request` goes over it, before any task.
+    pub async fn attach(&self, agent_id: AgentId, instance: InstanceId, held: Vec<Held>, line: Line, request: u64) {
+        let _ = self.asks.send(Ask::Attach { agent_id, instance, held, line, request }).await;
+    }
+
+    pub async fn detach(&self, agent_id: AgentId, instance: InstanceId) {
+        let _ = self.asks.send(Ask::Detach { agent_id, instance }).await;
+    }
+
+    pub async fn closed(&self, connection: u64) {
+        let _ = self.asks.send(Ask::Closed { connection }).await;
+    }
+
+    /// The node is going: every session is told to move.
+    pub fn goodbye(&self) {
+        let _ = self.asks.try_send(Ask::Goodbye);
+    }
+
+    /// Sessions held now.
+    pub fn sessions(&self) -> u64 {
+        self.sessions.load(Ordering::Relaxed)
+    }
+}
+
+pub async fn run(shared: Arc<Shared>, mut inbox: Inbox) {
+    let mut facts = shared.replica.facts().cursor();
+    let mut sweep = tokio::time::interval(SWEEP_EVERY);
+    let mut sessions = Sessions { shared, sessions: HashMap::new(), open_at: HashMap::new(), echo: 0 };
+    loop {
+        tokio::select! {
+            step = facts.next() => match step {
+                Step::Facts(entry) => entry.facts.iter().for_each(|fact| sessions.fact(fact)),
+                // Facts were missed: every session lists its agent's open attempts again.
+                Step::Reset(_) => sessions.list_all(),
+                Step::Closed => return,
+            },
+            ask = inbox.asks.recv() => match ask {
+                Some(Ask::Attach { agent_id, instance, held, line, request }) => {
+                    sessions.attach(agent_id, instance, &held, line, request);
+                }
+                Some(Ask::Detach { agent_id, instance }) => sessions.detach(&agent_id, &instance),
+                Some(Ask::Closed { connection }) => sessions.closed(connection),
+                Some(Ask::Goodbye) => sessions.goodbye(),
+                None => return,
+            },
+            _ = sweep.tick() => sessions.sweep(),
+        }
+        inbox.sessions.store(sessions.sessions.len() as u64, Ordering::Relaxed);
+    }
+}
+
+struct Sessions {
+    shared: Arc<Shared>,
+    sessions: HashMap<AgentId, Session>,
+    /// Who has an unreceived attempt at a message open here.
+    open_at: HashMap<MsgId, AgentId>,
+    echo: u64,
+}
+
+struct Session {
+    instance: InstanceId,
+    line: Line,
+    /// Matched and not yet `received`; bounded by the agent's slots.
+    open: BTreeMap<MsgId, Open>,
+    echo_due_ms: u64,
+}
+
+struct Open {
+    attempt: u32,
+    first_sent_ms: Option<u64>,
+    last_sent_ms: u64,
+    dispatched: bool,
+}
+
+impl Sessions {
+    fn fact(&mut self, fact: &Fact) {
+        match fact {
+            Fact::Matched(record) => self.matched(record),
+            Fact::Acknowledged(record) | Fact::Returned(record) | Fact::Completed(record) | Fact::Failed(record) => {
+                self.forget(&record.msg_id);
+            }
+            Fact::TimedOut(record) => {
+                self.forget(&record.msg_id);
+                self.cancel(record);
+            }
+            Fact::Fenced { agent_id, instance } => self.fence(agent_id, instance, "a later run of this agent took its place"),
+            Fact::Removed { agent_id, instance } => self.fence(agent_id, instance, "this agent was removed"),
+            Fact::Registered(_)
+            | Fact::LivenessChanged(_)
+            | Fact::Submitted(_)
+            | Fact::Dispatched(_)
+            | Fact::Freed { .. }
+            | Fact::RulesChanged(_) => {}
+        }
+    }
+
+    fn matched(&mut self, record: &MessageRecord) {
+        let Some(holder) = record.state.holder() else { return };
+        let Some(session) = self.sessions.get_mut(&holder.agent_id) else { return };
+        if session.instance != holder.instance {
+            return;
+        }
+        let open = Open { attempt: record.attempt, first_sent_ms: None, last_sent_ms: 0, dispatched: false };
+        session.open.insert(record.msg_id.clone(), open);
+        self.open_at.insert(record.msg_id.clone(), holder.agent_id.clone());
+        self.send(&holder.agent_id.clone(), record);
+    }
+
+    /// Sends the task, or leaves it to the next sweep when the line is full.
+    fn send(&mut self, agent_id: &AgentId, record: &MessageRecord) {
+        let now_ms = self.shared.clock.mono_ms();
+        let Some(session) = self.sessions.get_mut(agent_id) else { return };
+        let envelope = match self.shared.replica.tables().envelope(&record.msg_id) {
+            Ok(Some(envelope)) => envelope,
+            Ok(None) => return,
+            Err(error) => {
+                self.shared.damaged(&error);
+                return;
+            }
+        };
+        let frame = NodeFrame::Deliver(Box::new(frame::Delivery {
+            agent_id: agent_id.clone(),
+            msg_id: record.msg_id.clone(),
+            trace_id: record.trace_id.clone(),
+            flow_seq: record.flow_seq,
+            attempt: record.attempt,
+            expires_in_ms: record.expires_ms.saturating_sub(self.shared.clock.cluster_ms()),
+            envelope,
+        }));
+        if session.line.send(&frame)
+            && let Some(open) = session.open.get_mut(&record.msg_id)
+        {
+            open.first_sent_ms.get_or_insert(now_ms);
+            open.last_sent_ms = now_ms;
+        }
+    }
+
+    fn forget(&mut self, msg_id: &MsgId) {
+        if let Some(agent_id) = self.open_at.remove(msg_id)
+            && let Some(session) = self.sessions.get_mut(&agent_id)
+        {
+            session.open.remove(msg_id);
+        }
+    }
+
+    /// Its time is up: the agent may stop, and its slot is free when it says so.
+    fn cancel(&self, record: &MessageRecord) {
+        let Some(holder) = record.state.holder() else { return };
+        if let Some(session) = self.sessions.get(&holder.agent_id).filter(|session| session.instance == holder.instance) {
+            session.line.send(&NodeFrame::Cancel {
+                agent_id: holder.agent_id.clone(),
+                msg_id: record.msg_id.clone(),
+                attempt: record.attempt,
+            });
+        }
+    }
+
+    fn fence(&mut self, agent_id: &AgentId, instance: &InstanceId, why: &str) {
+        let is_it = |session: &Session| session.instance == *instance;
+        if !self.sessions.get(agent_id).is_some_and(is_it) {
+            return;
+        }
+        let error = ErrorReply::new(Code::StaleInstance, format!("{why}: stop this run"));
+        if let Some(session) = self.drop_session(agent_id) {
+            session.line.send(&NodeFrame::Fenced { agent_id: agent_id.clone(), error: Box::new(error) });
+            self.shared.heartbeats.detached(agent_id, instance);
+        }
+    }
+
+    fn attach(&mut self, agent_id: AgentId, instance: InstanceId, held: &[Held], line: Line, request: u64) {
+        let current = self.shared.replica.tables().live().agents.get(&agent_id).map(|record| record.instance.clone());
+        if current.as_ref() != Some(&instance) {
+            let error = match current {
+                Some(_) => ErrorReply::new(Code::StaleInstance, "a later run of this agent took its place: stop this run"),
+                None => ErrorReply::new(Code::NotFound, format!("{agent_id} is not registered: register it first")),
+            };
+            line.respond(request, Err(error));
+            return;
+        }
+        self.drop_session(&agent_id);
+        let now_ms = self.shared.clock.mono_ms();
+        self.shared.heartbeats.attached(&agent_id, &instance, now_ms);
+        let verdicts = held.iter().map(|held| self.verdict(&agent_id, &instance, held)).collect();
+        line.respond(request, Ok(Answer::Attached { verdicts }));
+        let session = Session { instance, line, open: BTreeMap::new(), echo_due_ms: now_ms };
+        self.sessions.insert(agent_id.clone(), session);
+        self.list(&agent_id, held);
+    }
+
+    fn verdict(&self, agent_id: &AgentId, instance: &InstanceId, held: &Held) -> Verdict {
+        let record = match self.shared.replica.tables().message(&held.msg_id) {
+            Ok(record) => record,
+            Err(error) => {
+                self.shared.damaged(&error);
+                return Verdict::Keep;
+            }
+        };
+        let is_its_own = record.is_some_and(|record| {
+            let holder = record.state.holder();
+            !record.state.is_final()
+                && record.attempt == held.attempt
+                && holder.is_some_and(|holder| holder.agent_id == *agent_id && holder.instance == *instance)
+        });
+        match (is_its_own, held.finished) {
+            (true, true) => Verdict::SendResult,
+            (true, false) => Verdict::Keep,
+            (false, _) => Verdict::Cancel,
+        }
+    }
+
+    /// The agent's open attempts, from the tables: what is not yet `received` is sent, and so is
+    /// what it once received and no longer has.
+    fn list(&mut self, agent_id: &AgentId, held: &[Held]) {
+        let Some(session) = self.sessions.get(agent_id) else { return };
+        let instance = session.instance.clone();
+        let live = self.shared.replica.tables().live();
+        let attempts: Vec<Arc<MessageRecord>> = live
+            .slots
+            .get(agent_id)
+            .into_iter()
+            .flat_map(|slots| slots.keys())
+            .filter_map(|msg_id| live.messages.get(msg_id).cloned())
+            .collect();
+        drop(live);
+        for record in attempts {
+            let is_held = held.iter().any(|held| held.msg_id == record.msg_id && held.attempt == record.attempt);
+            let is_due = match &record.state {
+                MessageState::Matched { holder } | MessageState::Dispatched { holder } => holder.instance == instance,
+                MessageState::Acknowledged { holder } => holder.instance == instance && !is_held,
+                _ => false,
+            };
+            if is_due {
+                self.matched(&record);
+            }
+        }
+    }
+
+    fn list_all(&mut self) {
+        let agents: Vec<AgentId> = self.sessions.keys().cloned().collect();
+        for agent_id in agents {
+            let current = self.shared.replica.tables().live().agents.get(&agent_id).map(|record| record.instance.clone());
+            let instance = self.sessions[&agent_id].instance.clone();
+            if current.as_ref() != Some(&instance) {
+                self.fence(&agent_id, &instance, "a later run of this agent took its place");
+                continue;
+            }
+            let open: Vec<MsgId> = self.sessions[&agent_id].open.keys().cloned().collect();
+            open.iter().for_each(|msg_id| self.forget(msg_id));
+            self.list_unreceived(&agent_id);
+        }
+    }
+
+    /// Like `list`, when the agent's own list is not at hand: what it received it still has.
+    fn list_unreceived(&mut self, agent_id: &AgentId) {
+        let live = self.shared.replica.tables().live();
+        let received: Vec<Held> = live
+            .slots
+            .get(agent_id)
+            .into_iter()
+            .flat_map(|slots| slots.iter())
+            .map(|(msg_id, slot)| Held { msg_id: msg_id.clone(), attempt: slot.attempt, finished: false })
+            .collect();
+        drop(live);
+        self.list(agent_id, &received);
+    }
+
+    fn detach(&mut self, agent_id: &AgentId, instance: &InstanceId) {
+        if self.sessions.get(agent_id).is_some_and(|session| session.instance == *instance) {
+            self.drop_session(agent_id);
+            self.shared.heartbeats.detached(agent_id, instance);
+        }
+    }
+
+    fn closed(&mut self, connection: u64) {
+        let gone: Vec<(AgentId, InstanceId)> = self
+            .sessions
+            .iter()
+            .filter(|(_, session)| session.line.connection == connection)
+            .map(|(agent_id, session)| (agent_id.clone(), session.instance.clone()))
+            .collect();
+        for (agent_id, instance) in gone {
+            self.drop_session(&agent_id);
+            self.shared.heartbeats.detached(&agent_id, &instance);
+        }
+    }
+
+    fn drop_session(&mut self, agent_id: &AgentId) -> Option<Session> {
+        let session = self.sessions.remove(agent_id)?;
+        for msg_id in session.open.keys() {
+            self.open_at.remove(msg_id);
+        }
+        Some(session)
+    }
+
+    fn goodbye(&mut self) {
+        for session in self.sessions.values() {
+            session.line.send(&NodeFrame::Goodbye);
+        }
+    }
+
+    /// Echoes for level 2, second deliveries, and the record that a task is under way.
+    fn sweep(&mut self) {
+        let now_ms = self.shared.clock.mono_ms();
+        let rules = self.shared.rules();
+        let mut again: Vec<(AgentId, MsgId)> = Vec::new();
+        for (agent_id, session) in &mut self.sessions {
+            if now_ms >= session.echo_due_ms {
+                session.echo_due_ms = now_ms + rules.rules.liveness.heartbeat_ms;
+                self.echo += 1;
+                session.line.send(&NodeFrame::Echo { agent_id: agent_id.clone(), seq: self.echo });
+            }
+            for (msg_id, open) in &mut session.open {
+                let resend_at_ms = open.last_sent_ms + rules.rules.delivery.resend_after_ms;
+                if open.first_sent_ms.is_none() || now_ms >= resend_at_ms {
+                    again.push((agent_id.clone(), msg_id.clone()));
+                }
+                let sent_long_ago = open.first_sent_ms.is_some_and(|sent_ms| now_ms >= sent_ms + DISPATCHED_AFTER_MS);
+                if sent_long_ago && !open.dispatched {
+                    open.dispatched = true;
+                    let holder = Holder { agent_id: agent_id.clone(), instance: session.instance.clone() };
+                    let command = Command::Dispatched { msg_id: msg_id.clone(), attempt: open.attempt, holder };
+                    let shared = self.shared.clone();
+                    self.shared.clone().spawn(async move {
+                        // Lost, it is only a record that is missing.
+                        let _ = shared.propose(command, Instant::now() + DISPATCHED_MAX).await;
+                    });
+                }
+            }
+        }
+        for (agent_id, msg_id) in again {
+            let record = self.shared.replica.tables().live().messages.get(&msg_id).cloned();
+            match record {
+                Some(record) => self.send(&agent_id, &record),
+                None => self.forget(&msg_id),
+            }
+        }
+    }
+}

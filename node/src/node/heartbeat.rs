@@ -1,0 +1,120 @@
+//! Both heartbeats of the agents this node holds, and the record of all agents' ages that every
+//! node keeps, so that whoever leads next judges by the same figures.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use reach_machine::Live;
+use reach_protocol::{
+    AgentId, Command, InstanceId, NodeId,
+    frame::{Age, Heard, PeerFrame},
+};
+use reach_scheduler::Ages;
+
+use super::Shared;
+
+/// How often the ages go to every node.
+const SUMMARY_EVERY: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Default)]
+pub struct Heartbeats {
+    held: Mutex<HashMap<AgentId, Held>>,
+    ages: Mutex<Ages>,
+}
+
+#[derive(Debug)]
+struct Held {
+    instance: InstanceId,
+    level1_ms: u64,
+    level2_ms: u64,
+}
+
+impl Heartbeats {
+    /// A session begins: both levels were just proven.
+    pub fn attached(&self, agent_id: &AgentId, instance: &InstanceId, now_ms: u64) {
+        let held = Held { instance: instance.clone(), level1_ms: now_ms, level2_ms: now_ms };
+        self.held().insert(agent_id.clone(), held);
+    }
+
+    pub fn detached(&self, agent_id: &AgentId, instance: &InstanceId) {
+        let mut held = self.held();
+        if held.get(agent_id).is_some_and(|entry| entry.instance == *instance) {
+            held.remove(agent_id);
+        }
+    }
+
+    pub fn beat(&self, agent_id: &AgentId, instance: &InstanceId, now_ms: u64) {
+        if let Some(entry) = self.held().get_mut(agent_id).filter(|entry| entry.instance == *instance) {
+            entry.level1_ms = now_ms;
+        }
+    }
+
+    /// An answer from the agent's own loop proves both levels.
+    pub fn echoed(&self, agent_id: &AgentId, instance: &InstanceId, now_ms: u64) {
+        if let Some(entry) = self.held().get_mut(agent_id).filter(|entry| entry.instance == *instance) {
+            entry.level1_ms = now_ms;
+            entry.level2_ms = now_ms;
+        }
+    }
+
+    pub fn report(&self, now_ms: u64, node: NodeId, ages: &[Age]) {
+        self.ages().report(now_ms, node, ages);
+    }
+
+    pub fn heard(&self, agent_id: &AgentId, now_ms: u64) -> Option<Heard> {
+        self.ages().heard(now_ms, agent_id)
+    }
+
+    /// What the leader proposes by the ages it knows; a follower forgets who is gone.
+    pub fn judge(&self, now_ms: u64, live: &Live, leading_since_ms: Option<u64>) -> Vec<Command> {
+        self.ages().tick(now_ms, live, leading_since_ms)
+    }
+
+    pub fn node_lost(&self, now_ms: u64, node: NodeId) {
+        self.ages().node_lost(now_ms, node);
+    }
+
+    fn summary(&self, now_ms: u64) -> Vec<Age> {
+        let age = |heard_ms: u64| now_ms.saturating_sub(heard_ms);
+        self.held()
+            .iter()
+            .map(|(agent_id, held)| Age {
+                agent_id: agent_id.clone(),
+                instance: held.instance.clone(),
+                level1_age_ms: age(held.level1_ms),
+                level2_age_ms: age(held.level2_ms),
+            })
+            .collect()
+    }
+
+    fn held(&self) -> MutexGuard<'_, HashMap<AgentId, Held>> {
+        self.held.lock().expect("no panic while it is held")
+    }
+
+    fn ages(&self) -> MutexGuard<'_, Ages> {
+        self.ages.lock().expect("no panic while it is held")
+    }
+}
+
+pub async fn run(shared: Arc<Shared>) {
+    let mut every = tokio::time::interval(SUMMARY_EVERY);
+    loop {
+        every.tick().await;
+        let now_ms = shared.clock.mono_ms();
+        let ages = shared.heartbeats.summary(now_ms);
+        shared.heartbeats.report(now_ms, shared.node_id, &ages);
+        if !ages.is_empty() {
+            shared.peers.broadcast(&PeerFrame::Ages { ages });
+        }
+        let leadership = shared.replica.leadership().borrow().clone();
+        if !leadership.leading {
+            let live = shared.replica.tables().live();
+            shared.heartbeats.judge(now_ms, &live, None);
+        } else {
+            shared.peers.broadcast(&PeerFrame::Clock { term: leadership.term, stamp: shared.clock.stamp() });
+        }
+    }
+}

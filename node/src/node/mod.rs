@@ -1,0 +1,302 @@
+//! A running node: what its tasks share, and the list of the tasks.
+
+mod connection;
+mod delivery;
+mod heartbeat;
+mod ingress;
+mod leader;
+mod peers;
+mod read;
+mod waiters;
+
+use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
+
+use reach_config::NodeConfig;
+use reach_protocol::{Limits, Name, NodeId, RulesRecord, codec, frame::{Answer, MessageView, NodeReport}};
+use reach_raft::{Member, Replica};
+use reach_storage::{LogStore, MetaKey, Space, Tables, rocks};
+use reach_transport::{Credentials, Door, Endpoint};
+use serde::{Deserialize, Serialize};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{clock::Clock, exit::Exit, telemetry};
+
+/// What the tasks of one node share. Cheap to clone as an `Arc`; every part locks for itself.
+#[derive(Debug)]
+pub struct Shared {
+    pub node_id: NodeId,
+    pub cluster: Name,
+    pub data_dir: PathBuf,
+    pub initial_members: BTreeMap<NodeId, Member>,
+    pub clock: Clock,
+    pub replica: Replica,
+    pub leader: leader::Handle,
+    pub peers: peers::Peers,
+    pub delivery: delivery::Handle,
+    pub waiters: waiters::Waiters,
+    pub heartbeats: heartbeat::Heartbeats,
+    pub space: Space,
+    pub stop: CancellationToken,
+    pub tracker: TaskTracker,
+}
+
+impl Shared {
+    pub fn rules(&self) -> Arc<RulesRecord> {
+        self.replica.tables().live().rules.clone()
+    }
+
+    pub fn limits(&self) -> Limits {
+        self.rules().rules.limits.clone()
+    }
+
+    /// What this node says of itself.
+    pub fn report(&self) -> NodeReport {
+        let leadership = self.replica.leadership().borrow().clone();
+        let applied = *self.replica.applied().borrow();
+        NodeReport {
+            pid: std::process::id(),
+            role: leadership.role,
+            term: leadership.term,
+            applied: applied.index,
+            state_hash: applied.state_hash,
+            offset_ms: if leadership.leading { 0 } else { self.clock.offset_ms() },
+            sessions: self.delivery.sessions(),
+        }
+    }
+}
+
+/// Whose data a folder holds: written once, compared at every start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Identity {
+    cluster: Name,
+    cluster_id: String,
+    node_id: NodeId,
+    incarnation: String,
+}
+
+/// The log and the tables on this node's disk.
+type Store = reach_storage::Opened<rocks::RocksLog, rocks::RocksTables>;
+
+/// A node that runs until it is told to stop, or a fault ends it.
+#[derive(Debug)]
+pub struct Node {
+    shared: Arc<Shared>,
+    store: Store,
+    client_endpoint: Endpoint,
+    peer_endpoint: Endpoint,
+}
+
+/// With less free space than this, submissions are refused and what is running goes on.
+const LOW_SPACE_BYTES: u64 = 256 << 20;
+/// How long a shutdown may take before it is cut short.
+const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
+
+impl Node {
+    /// Opens the folder, checks whose it is, binds both doors and starts the tasks.
+    pub async fn start(config: NodeConfig) -> Result<Self, Exit> {
+        let peer_tls = credentials(&config.peer_tls)?;
+        let client_tls = credentials(&config.client_tls)?;
+        let (cluster, node_id) = (config.cluster.clone(), config.node_id);
+
+        let store = open_store(&config)?;
+        check_identity(&config, fingerprint(&peer_tls.ca_pem), &*store.log, &*store.tables).await?;
+
+        let peer_options = reach_transport::Options::peer();
+        let peer_endpoint = Endpoint::server(config.peer_listen, Door::Peer, cluster.clone(), &peer_tls, peer_options)
+            .map_err(Exit::transport)?;
+        let client_options = reach_transport::Options::client();
+        let client_endpoint =
+            Endpoint::server(config.client_listen, Door::Client, cluster.clone(), &client_tls, client_options)
+                .map_err(Exit::transport)?;
+
+        let initial_members: BTreeMap<NodeId, Member> = config
+            .nodes
+            .iter()
+            .map(|(id, node)| (*id, Member { peer_addr: node.peer.to_string(), client_addr: node.client.to_string() }))
+            .collect();
+
+        let stop = CancellationToken::new();
+        let tracker = TaskTracker::new();
+        let peers = peers::Peers::new(node_id, cluster.clone(), peer_endpoint.clone(), &initial_members);
+        let raft_options = reach_raft::Options::new(config.data_dir.join("snapshots"));
+        let replica =
+            Replica::start(raft_options, node_id, store.log.clone(), store.tables.clone(), Arc::new(peers.clone()))
+                .await
+                .map_err(Exit::raft)?;
+
+        let (leader, leader_inbox) = leader::Handle::new();
+        let (delivery, delivery_inbox) = delivery::Handle::new();
+        let shared = Arc::new(Shared {
+            node_id,
+            cluster,
+            data_dir: config.data_dir.clone(),
+            initial_members,
+            clock: Clock::default(),
+            replica,
+            leader,
+            peers,
+            delivery,
+            waiters: waiters::Waiters::default(),
+            heartbeats: heartbeat::Heartbeats::default(),
+            space: Space::new(&config.data_dir, LOW_SPACE_BYTES),
+            stop,
+            tracker,
+        });
+
+        shared.clone().spawn(leader::run(shared.clone(), leader_inbox));
+        shared.clone().spawn(delivery::run(shared.clone(), delivery_inbox));
+        shared.clone().spawn(waiters::run(shared.clone()));
+        shared.clone().spawn(heartbeat::run(shared.clone()));
+        shared.clone().spawn(peers::run(shared.clone(), peer_endpoint.clone()));
+        shared.clone().spawn(connection::run(shared.clone(), client_endpoint.clone()));
+
+        tracing::info!(
+            node = %node_id,
+            cluster = %shared.cluster,
+            client_addr = %client_endpoint.local_addr(),
+            peer_addr = %peer_endpoint.local_addr(),
+            "node started"
+        );
+        Ok(Self { shared, store, client_endpoint, peer_endpoint })
+    }
+
+    /// Runs until `until` is done or a fault ends the node.
+    pub async fn run(self, until: impl Future<Output = ()>) -> Result<(), Exit> {
+        let fault = tokio::select! {
+            () = until => None,
+            reason = self.shared.replica.fatal() => Some(Exit::fatal(reason)),
+        };
+        self.stop().await;
+        fault.map_or(Ok(()), Err)
+    }
+
+    async fn stop(self) {
+        let Self { shared, store, client_endpoint, peer_endpoint } = self;
+        shared.delivery.goodbye();
+        shared.stop.cancel();
+        shared.tracker.close();
+        if tokio::time::timeout(SHUTDOWN_MAX, shared.tracker.wait()).await.is_err() {
+            tracing::warn!("some tasks did not stop in time");
+        }
+        client_endpoint.close().await;
+        shared.replica.shutdown().await;
+        peer_endpoint.close().await;
+        // The databases go before the process does: RocksDB's threads must not outlive main.
+        drop(shared);
+        drop(store);
+    }
+}
+
+impl Shared {
+    /// Runs a task until it ends or the node stops.
+    pub fn spawn(self: Arc<Self>, task: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.stop.clone();
+        self.tracker.spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = task => {}
+            }
+        });
+    }
+}
+
+/// `agent-reach node`: the whole life of the process.
+pub fn process(args: &crate::cli::args::Node) -> ExitCode {
+    match process_or_exit(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(exit) => crate::exit::now(&exit),
+    }
+}
+
+fn process_or_exit(args: &crate::cli::args::Node) -> Result<(), Exit> {
+    let config = NodeConfig::load(&args.config).map_err(|error| Exit::new(crate::exit::USAGE, error))?;
+    if args.check {
+        credentials(&config.peer_tls)?;
+        credentials(&config.client_tls)?;
+        println!("{} is in order", config.file.display());
+        return Ok(());
+    }
+    telemetry::start(&config.log);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Exit::new(crate::exit::RAFT, error))?;
+    let with_stdin = args.with_stdin;
+    let ended = runtime.block_on(async {
+        let node = Node::start(config).await?;
+        node.run(async {
+            tokio::select! {
+                () = crate::dev::interrupted() => {}
+                () = stdin_ends(), if with_stdin => {}
+            }
+        })
+        .await
+    });
+    // A read of standard input can't be cancelled; don't wait for it.
+    runtime.shutdown_background();
+    ended
+}
+
+/// Whoever started us holds the other end, and its end is ours.
+async fn stdin_ends() {
+    let mut stdin = tokio::io::stdin();
+    let _ = tokio::io::copy(&mut stdin, &mut tokio::io::sink()).await;
+}
+
+/// A message's view as an answer.
+fn message_answer(view: MessageView) -> Answer {
+    Answer::Message(Box::new(view))
+}
+
+fn credentials(files: &reach_config::TlsFiles) -> Result<Credentials, Exit> {
+    Credentials::load(&files.ca, &files.cert, &files.key).map_err(Exit::transport)
+}
+
+fn open_store(config: &NodeConfig) -> Result<Store, Exit> {
+    let options = rocks::Options {
+        cache_bytes: (config.storage.cache_mib as usize) << 20,
+        ballast_bytes: u64::from(config.storage.ballast_mib) << 20,
+        on_fatal: Arc::new(|error| crate::exit::now(&Exit::storage_fatal(&error))),
+        ..rocks::Options::default()
+    };
+    rocks::open(&config.data_dir, options).map_err(Exit::storage)
+}
+
+/// Tells one cluster from another of the same name: of its peer CA, which `cluster new` makes.
+fn fingerprint(ca_pem: &str) -> String {
+    codec::digest(ca_pem.trim().as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Refuses another cluster's or another node's data, and data that lost its identity.
+async fn check_identity(config: &NodeConfig, cluster_id: String, log: &dyn LogStore, tables: &dyn Tables) -> Result<(), Exit> {
+    let stored = log.meta(MetaKey::Identity).map_err(Exit::disk)?;
+    let dir = config.data_dir.display();
+    let Some(bytes) = stored else {
+        let bounds = log.bounds();
+        if bounds.next > bounds.first || tables.applied().index > 0 {
+            return Err(Exit::identity(format!(
+                "{dir} holds data but not whose it is. Restore the folder from a copy, or replace this node under a \
+                 new node id; don't start it empty under the old one"
+            )));
+        }
+        let identity = Identity {
+            cluster: config.cluster.clone(),
+            cluster_id: cluster_id,
+            node_id: config.node_id,
+            incarnation: ulid::Ulid::generate().to_string(),
+        };
+        let (done, written) = tokio::sync::oneshot::channel();
+        let on_disk = Box::new(move |result| drop(done.send(result)));
+        log.put_meta(MetaKey::Identity, codec::encode(&identity), on_disk);
+        return written.await.map_err(|_| Exit::identity("the log's writer is gone".into()))?.map_err(Exit::disk);
+    };
+    let identity: Identity = codec::decode("identity", &bytes).map_err(|error| Exit::identity(error.to_string()))?;
+    let mine = (&config.cluster, &cluster_id, config.node_id);
+    let theirs = (&identity.cluster, &identity.cluster_id, identity.node_id);
+    if mine == theirs {
+        return Ok(());
+    }
+    Err(Exit::identity(format!(
+        "{dir} belongs to node {} of cluster {} ({}), and this is node {} of cluster {} ({cluster_id}). Point data_dir at this \
+         node's own folder, or at an empty one if the node is new",
+        identity.node_id, identity.cluster, identity.cluster_id, config.node_id, config.cluster
+    )))
+}

@@ -1,0 +1,236 @@
+//! The commands that ask a cluster.
+
+use std::{io::Read, path::Path, time::Duration};
+
+use reach_client::{Client, Options};
+use reach_config::Context;
+use reach_protocol::{
+    Code, Envelope, ErrorReply, InstanceId, Json, MsgId, Registration,
+    envelope::{Affinity, Response},
+    frame::{Answer, Request},
+};
+use serde_json::json;
+
+use crate::{
+    cli::{
+        Failure, Output,
+        args::{AgentsCommand, AgentsLs, ClusterCommand, Command, Format, Global, MessagesCommand, RulesCommand, Send},
+    },
+    show::{self, Shown},
+};
+
+/// A registration or a rules document is at most this long, in bytes.
+const FILE_MAX: u64 = 4 << 20;
+
+/// What the context says, the endpoint replaced where another was asked for.
+pub fn options(context: &Context, global: &Global) -> Result<Options, Failure> {
+    let mut options = Options::from_context(&context.dir)?;
+    if let Some(endpoint) = &global.endpoint {
+        options.endpoints = vec![endpoint.to_string()];
+    }
+    options.connect_timeout = options.connect_timeout.min(global.timeout);
+    options.request_timeout = global.timeout;
+    Ok(options)
+}
+
+pub async fn run(command: &Command, context: &Context, global: &Global, output: Output) -> Result<(), Failure> {
+    let session = Session { client: Client::connect(options(context, global)?).await?, timeout: global.timeout, output };
+    match command {
+        Command::Cluster(ClusterCommand::Status) => session.cluster_status().await,
+        Command::Cluster(ClusterCommand::Init) => session.cluster_init().await,
+        Command::Agents(AgentsCommand::Ls(filter)) => session.agents_ls(filter).await,
+        Command::Agents(AgentsCommand::Show { agent_id }) => {
+            match session.ask(Request::Agent { agent_id: agent_id.clone() }).await? {
+                Answer::Agent(view) => output.print(&show::agent(&view)),
+                _ => Err(unexpected()),
+            }
+        }
+        Command::Agents(AgentsCommand::Register { file }) => session.agents_register(file).await,
+        Command::Send(send) => session.send(send).await,
+        Command::Messages(MessagesCommand::Ls { limit, after }) => {
+            match session.ask(Request::Messages { limit: *limit, after: after.clone() }).await? {
+                Answer::Messages { items, next, as_of } => output.print(&show::messages(&items, next.as_ref(), as_of)),
+                _ => Err(unexpected()),
+            }
+        }
+        Command::Messages(MessagesCommand::Show { msg_id, payload, result }) => {
+            session.message(msg_id.clone(), *payload, *result, global.stale).await
+        }
+        Command::Messages(MessagesCommand::Wait { msg_id }) => {
+            let response = session.client.wait(msg_id, session.timeout).await?;
+            session.ended(&response)
+        }
+        Command::Trace { trace_id } => match session.ask(Request::Trace { trace_id: trace_id.clone() }).await? {
+            Answer::Trace { hops, messages, as_of } => output.print(&show::trace(&hops, &messages, as_of)),
+            _ => Err(unexpected()),
+        },
+        Command::Rules(RulesCommand::Show) => match session.ask(Request::Rules).await? {
+            Answer::Rules(record) => session.rules(&record),
+            _ => Err(unexpected()),
+        },
+        Command::Rules(RulesCommand::Apply { file, expect }) => session.rules_apply(file, *expect).await,
+        _ => Err(Failure::usage("this command does not ask a cluster")),
+    }
+}
+
+struct Session {
+    client: Client,
+    timeout: Duration,
+    output: Output,
+}
+
+impl Session {
+    async fn ask(&self, request: Request) -> Result<Answer, Failure> {
+        Ok(self.client.request(request, self.timeout).await?)
+    }
+
+    async fn cluster_status(&self) -> Result<(), Failure> {
+        match self.ask(Request::Cluster).await? {
+            Answer::Cluster(view) => self.output.print(&show::cluster(&view)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn cluster_init(&self) -> Result<(), Failure> {
+        self.ask(Request::Initialise).await?;
+        self.cluster_status().await
+    }
+
+    async fn agents_ls(&self, filter: &AgentsLs) -> Result<(), Failure> {
+        let request = Request::Agents {
+            state: filter.state,
+            capability: filter.capability.clone(),
+            metadata: filter.metadata.clone(),
+            limit: filter.limit,
+            after: filter.after.clone(),
+        };
+        match self.ask(request).await? {
+            Answer::Agents { items, next, as_of } => self.output.print(&show::agents(&items, next.as_ref(), as_of)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn agents_register(&self, file: &Path) -> Result<(), Failure> {
+        let registration: Registration = reach_protocol::envelope::from_json(&read(file)?)?;
+        let agent_id = registration.agent_id.clone();
+        let instance = InstanceId::parse(&format!("i_{}", ulid::Ulid::generate())).expect("a ULID is legal in an id");
+        let request = Request::Register { registration: Box::new(registration), instance, uptime_ms: 0 };
+        match self.ask(request).await? {
+            Answer::Registered { instance, heartbeat_ms, ttl_ms } => {
+                let json = json!({
+                    "agent_id": agent_id, "instance_id": instance, "heartbeat_ms": heartbeat_ms, "ttl_ms": ttl_ms
+                });
+                let note = format!(
+                    "{agent_id} is registered as {instance}; without heartbeats it is offline after {}",
+                    show::span(ttl_ms)
+                );
+                self.output.print(&Shown { json, notes: vec![note], ..Shown::default() })
+            }
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn send(&self, send: &Send) -> Result<(), Failure> {
+        let payload = send.payload.payload()?;
+        let mut envelope = match &send.to {
+            Some(agent_id) => Envelope::request_to(agent_id.clone(), payload),
+            None => Envelope::request(send.capabilities.clone(), payload),
+        };
+        envelope.intent = send.intent.as_ref().map(|intent| intent.0.clone());
+        envelope.msg_id = send.msg_id.clone();
+        envelope.trace_id = send.trace_id.clone();
+        envelope.expires_in_ms = send.expire_in.map(|time| time.as_millis() as u64);
+        if let Some(target) = envelope.target.as_mut().filter(|_| !send.prefer.is_empty()) {
+            target.affinity = Some(Affinity { preferred_agents: send.prefer.clone() });
+        }
+        if send.detach {
+            let submitted = self.client.submit(envelope).await?;
+            let record = &submitted.view.record;
+            let note = format!("{} accepted in trace {}: {}", record.msg_id, record.trace_id, record.state.name());
+            let next = format!("`agent-reach messages wait {}` gets its result", record.msg_id);
+            return self.output.print(&Shown {
+                json: show::message_json(record),
+                notes: vec![note, next],
+                ..Shown::default()
+            });
+        }
+        let response = self.client.call(envelope, self.timeout).await?;
+        self.ended(&response)
+    }
+
+    /// The result of a message that completed; the error of one that did not.
+    fn ended(&self, response: &Response) -> Result<(), Failure> {
+        if let Some(error) = &response.error {
+            let error = ErrorReply {
+                msg_id: Some(response.in_reply_to.clone()),
+                trace_id: Some(response.trace_id.clone()),
+                ..error.clone()
+            };
+            // It was accepted and ended without a result, whatever the reason's own status.
+            return Err(Failure { exit: 1, reply: Box::new(error) });
+        }
+        let mut json = serde_json::to_value(response).expect("a response is plain data");
+        reach_protocol::json::without_nulls(&mut json, 0);
+        let mut notes = vec![response.result.as_ref().map_or("null", Json::as_str).to_string()];
+        notes.extend(response.warnings.iter().map(|warning| format!("warning: {}", warning.as_str())));
+        notes.push(format!("({} in trace {})", response.in_reply_to, response.trace_id));
+        self.output.print(&Shown { json, notes, ..Shown::default() })
+    }
+
+    async fn message(&self, msg_id: MsgId, payload: bool, result: bool, stale: bool) -> Result<(), Failure> {
+        let request = match (payload, result) {
+            (true, _) => Request::Payload { msg_id },
+            (_, true) => Request::Result { msg_id },
+            _ => Request::Message { msg_id, wait_ms: None, stale },
+        };
+        match self.ask(request).await? {
+            Answer::Body(body) => self.output.print_text(&format!("{}\n", body.as_str())),
+            Answer::Message(view) => self.output.print(&show::message(&view)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// As a document that can be edited and applied, unless a program asks.
+    fn rules(&self, record: &reach_protocol::RulesRecord) -> Result<(), Failure> {
+        let shown = show::rules(record);
+        if self.output.format() != Format::Table {
+            return self.output.print(&shown);
+        }
+        let text = match record.text.is_empty() {
+            true => reach_config::rules::render(&record.rules),
+            false => record.text.clone(),
+        };
+        self.output.print_text(&format!("{}\n\n{}\n", shown.notes.join("\n"), text.trim_end()))
+    }
+
+    async fn rules_apply(&self, file: &Path, expect: Option<u64>) -> Result<(), Failure> {
+        let text = read(file)?;
+        // Checked here first: an error in a file is told with its line, before any node is asked.
+        reach_config::rules::parse(&text)
+            .map_err(|error| ErrorReply::new(Code::Invalid, format!("{}: {error}", file.display())))?;
+        match self.ask(Request::ApplyRules { text, expect }).await? {
+            Answer::Rules(record) => {
+                let mut shown = show::rules(&record);
+                shown.notes = vec![format!("revision {} is in force", record.revision)];
+                self.output.print(&shown)
+            }
+            _ => Err(unexpected()),
+        }
+    }
+}
+
+fn unexpected() -> Failure {
+    ErrorReply::new(Code::Internal, "a node answered with something else").into()
+}
+
+/// The text of a file, or of standard input for `-`.
+fn read(file: &Path) -> Result<String, Failure> {
+    let unreadable = |error| Failure::usage(format!("{} can't be read ({error})", file.display()));
+    let mut text = String::new();
+    let read = match file.to_str() {
+        Some("-") => std::io::stdin().lock().take(FILE_MAX).read_to_string(&mut text),
+        _ => std::fs::File::open(file).and_then(|file| file.take(FILE_MAX).read_to_string(&mut text)),
+    };
+    read.map_err(unreadable)?;
+    Ok(text)
+}

@@ -1,0 +1,426 @@
+//! Answers as people and programs see them: one JSON value, and one table of the same.
+
+use reach_protocol::{
+    AgentId, MessageState, MsgId, RulesRecord, Stamp,
+    error::ErrorReply,
+    frame::{AgentView, ClusterView, MessageView},
+    json::without_nulls,
+    message::{Hop, MessageRecord, StateName},
+};
+use serde_json::{Value, json};
+
+/// What a command prints: `-o json` takes the value, a table the rest.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Shown {
+    pub json: Value,
+    pub head: Vec<&'static str>,
+    pub rows: Vec<Vec<String>>,
+    /// Sentences below the table.
+    pub notes: Vec<String>,
+}
+
+/// RFC 3339 in UTC, to the millisecond.
+pub fn time(wall_ms: u64) -> String {
+    let at = jiff::Timestamp::from_millisecond(wall_ms as i64).unwrap_or_default();
+    format!("{at:.3}")
+}
+
+/// A duration in the unit a person would choose.
+pub fn span(ms: u64) -> String {
+    match ms {
+        0..1_000 => format!("{ms} ms"),
+        1_000..60_000 => format!("{:.1} s", ms as f64 / 1e3),
+        60_000..3_600_000 => format!("{} min {} s", ms / 60_000, ms % 60_000 / 1_000),
+        _ => format!("{} h {} min", ms / 3_600_000, ms % 3_600_000 / 60_000),
+    }
+}
+
+/// An error in its one shape, absent parts left out.
+pub fn error(error: &ErrorReply) -> Value {
+    let mut value = serde_json::to_value(error).expect("an error is plain data");
+    without_nulls(&mut value, 1);
+    value
+}
+
+pub fn agents(items: &[AgentView], next: Option<&AgentId>, as_of: Stamp) -> Shown {
+    let rows = items
+        .iter()
+        .map(|view| {
+            let registration = &view.record.registration;
+            let tags: Vec<String> =
+                registration.capabilities.iter().map(|tag| format!("{}={}", tag.name, tag.weight)).collect();
+            let age = |age: Option<u64>| age.map_or("-".to_string(), span);
+            vec![
+                registration.agent_id.to_string(),
+                view.record.state.to_string(),
+                view.record.reason.as_str().to_string(),
+                format!("{}/{}", view.running, registration.max_concurrency),
+                age(view.heard.map(|heard| heard.level1_age_ms)),
+                age(view.heard.map(|heard| heard.level2_age_ms)),
+                view.heard.map_or("-".to_string(), |heard| heard.node.to_string()),
+                tags.join(" "),
+            ]
+        })
+        .collect();
+    let json = json!({
+        "items": items.iter().map(agent_json).collect::<Vec<_>>(),
+        "next": next,
+        "as_of": time(as_of.wall_ms),
+    });
+    let notes = next.map(|next| format!("more: --after {next}")).into_iter().collect();
+    Shown {
+        json,
+        head: vec!["AGENT", "STATE", "WHY", "RUNNING", "L1", "L2", "NODE", "CAPABILITIES"],
+        rows,
+        notes,
+    }
+}
+
+fn agent_json(view: &AgentView) -> Value {
+    let record = &view.record;
+    let registration = &record.registration;
+    let mut value = json!({
+        "agent_id": registration.agent_id,
+        "instance_id": record.instance,
+        "state": record.state,
+        "reason": record.reason.as_str(),
+        "since": time(record.since.wall_ms),
+        "registered": time(record.registered.wall_ms),
+        "host": registration.host,
+        "port": registration.port,
+        "capabilities": registration.capabilities,
+        "metadata": registration.metadata,
+        "max_concurrency": registration.max_concurrency,
+        "running": view.running,
+        "level1_age_ms": view.heard.map(|heard| heard.level1_age_ms),
+        "level2_age_ms": view.heard.map(|heard| heard.level2_age_ms),
+        "node": view.heard.map(|heard| heard.node.to_string()),
+    });
+    without_nulls(&mut value, 0);
+    if let Some(capabilities) = value["capabilities"].as_array_mut() {
+        capabilities.iter_mut().for_each(|capability| without_nulls(capability, 0));
+    }
+    value
+}
+
+pub fn agent(view: &AgentView) -> Shown {
+    let record = &view.record;
+    let registration = &record.registration;
+    let heard = |age: fn(&reach_protocol::frame::Heard) -> u64| {
+        view.heard.as_ref().map_or("not heard by this node".to_string(), |heard| {
+            format!("{} ago, by {}", span(age(heard)), heard.node)
+        })
+    };
+    let mut rows = vec![
+        vec!["agent".into(), registration.agent_id.to_string()],
+        vec![
+            "state".into(),
+            format!("{}: {}, since {}", record.state, record.reason.as_str(), time(record.since.wall_ms)),
+        ],
+        vec!["instance".into(), record.instance.to_string()],
+        vec!["level 1, process".into(), heard(|heard| heard.level1_age_ms)],
+        vec!["level 2, main loop".into(), heard(|heard| heard.level2_age_ms)],
+        vec!["running".into(), format!("{} of {}", view.running, registration.max_concurrency)],
+        vec!["registered".into(), time(record.registered.wall_ms)],
+    ];
+    for capability in &registration.capabilities {
+        rows.push(vec!["capability".into(), format!("{} weight {}", capability.name, capability.weight)]);
+    }
+    for (key, value) in &registration.metadata {
+        rows.push(vec!["metadata".into(), format!("{key} = {}", value.as_str())]);
+    }
+    if let (Some(host), port) = (&registration.host, registration.port) {
+        let port = port.map_or(String::new(), |port| format!(":{port}"));
+        rows.push(vec!["says it is at".into(), format!("{host}{port}")]);
+    }
+    Shown { json: agent_json(view), rows, ..Shown::default() }
+}
+
+/// One message as JSON. Its excerpt is there, its payload and result are not.
+pub fn message_json(record: &MessageRecord) -> Value {
+    let (excerpt, cost) = match &record.state {
+        MessageState::Completed { outcome, .. } => (Some(outcome.excerpt.clone()), outcome.cost),
+        _ => (None, None),
+    };
+    let failure = match &record.state {
+        MessageState::Failed { error: reply, .. } => Some(error(reply)),
+        _ => None,
+    };
+    let pending = match &record.state {
+        MessageState::Pending { reason } => Some(reason.as_str()),
+        _ => None,
+    };
+    let target = match &record.target {
+        reach_protocol::Target::Agent(agent_id) => json!({ "agent_id": agent_id }),
+        reach_protocol::Target::Capabilities { required, preferred } => {
+            json!({ "capabilities": required, "preferred_agents": preferred })
+        }
+    };
+    let mut value = json!({
+        "msg_id": record.msg_id,
+        "trace_id": record.trace_id,
+        "flow_seq": record.flow_seq,
+        "parent_msg_id": record.parent,
+        "source": record.source,
+        "sent_by": record.principal.to_string(),
+        "target": target,
+        "state": record.state.name(),
+        "pending_reason": pending,
+        "agent_id": record.state.holder().map(|holder| holder.agent_id.clone()),
+        "instance_id": record.state.holder().map(|holder| holder.instance.clone()),
+        "retry_seq": record.attempt,
+        "accepted": time(record.accepted.wall_ms),
+        "since": time(record.since.wall_ms),
+        "shape": record.shape,
+        "warnings": record.warnings,
+        "excerpt": excerpt,
+        "cost": cost,
+        "error": failure,
+    });
+    without_nulls(&mut value, 0);
+    value
+}
+
+pub fn messages(items: &[MessageRecord], next: Option<&MsgId>, as_of: Stamp) -> Shown {
+    let rows = items
+        .iter()
+        .map(|record| {
+            vec![
+                record.msg_id.to_string(),
+                record.state.name().to_string(),
+                what(record),
+                record.state.holder().map_or("-".to_string(), |holder| holder.agent_id.to_string()),
+                record.attempt.to_string(),
+                record.source.to_string(),
+                time(record.accepted.wall_ms),
+                record.trace_id.to_string(),
+            ]
+        })
+        .collect();
+    let json = json!({
+        "items": items.iter().map(message_json).collect::<Vec<_>>(),
+        "next": next,
+        "as_of": time(as_of.wall_ms),
+    });
+    let notes = next.map(|next| format!("more: --after {next}")).into_iter().collect();
+    let head = vec!["MESSAGE", "STATE", "FOR", "AGENT", "RETRY", "FROM", "ACCEPTED", "TRACE"];
+    Shown { json, head, rows, notes }
+}
+
+fn what(record: &MessageRecord) -> String {
+    match &record.target {
+        reach_protocol::Target::Agent(agent_id) => format!("agent {agent_id}"),
+        reach_protocol::Target::Capabilities { required, .. } => {
+            required.iter().map(|tag| tag.as_str()).collect::<Vec<_>>().join(" + ")
+        }
+    }
+}
+
+pub fn message(view: &MessageView) -> Shown {
+    let record = &view.record;
+    let mut json = message_json(record);
+    json["hops"] = view.hops.iter().map(hop_json).collect();
+    let mut rows = vec![
+        vec!["message".into(), record.msg_id.to_string()],
+        vec!["trace".into(), format!("{} (number {})", record.trace_id, record.flow_seq)],
+        vec!["for".into(), what(record)],
+        vec!["from".into(), format!("{} ({})", record.source, record.principal)],
+        vec!["state".into(), format!("{}, since {}", record.state.name(), time(record.since.wall_ms))],
+    ];
+    match &record.state {
+        MessageState::Pending { reason } => {
+            rows.push(vec!["waits because".into(), reason.as_str().replace('_', " ")])
+        }
+        MessageState::Completed { outcome, .. } => {
+            rows.push(vec!["excerpt".into(), outcome.excerpt.clone()]);
+            rows.extend(outcome.cost.map(|cost| vec!["cost".into(), cost.to_string()]));
+        }
+        MessageState::Failed { error, .. } => rows.push(vec!["error".into(), error.to_string()]),
+        _ => {}
+    }
+    for warning in &record.warnings {
+        rows.push(vec!["warning".into(), warning.as_str().to_string()]);
+    }
+    let started_ms = record.accepted.cluster_ms;
+    for hop in &view.hops {
+        rows.push(vec![format!("+{}", span(hop.at.cluster_ms.saturating_sub(started_ms))), hop_words(hop)]);
+    }
+    Shown { json, rows, ..Shown::default() }
+}
+
+fn hop_words(hop: &Hop) -> String {
+    let holder = hop.holder.as_ref().map_or(String::new(), |holder| format!(" · {}", holder.agent_id));
+    let reason = hop.reason.as_ref().map_or(String::new(), |reason| format!(" · {reason}"));
+    let retry = if hop.attempt > 0 { format!(" · retry {}", hop.attempt) } else { String::new() };
+    format!("{}{holder}{retry}{reason}", hop.to)
+}
+
+fn hop_json(hop: &Hop) -> Value {
+    let mut value = json!({
+        "msg_id": hop.msg_id,
+        "at": time(hop.at.wall_ms),
+        "cluster_ms": hop.at.cluster_ms,
+        "from": hop.from,
+        "to": hop.to,
+        "retry_seq": hop.attempt,
+        "agent_id": hop.holder.as_ref().map(|holder| holder.agent_id.clone()),
+        "instance_id": hop.holder.as_ref().map(|holder| holder.instance.clone()),
+        "reason": hop.reason,
+    });
+    without_nulls(&mut value, 0);
+    value
+}
+
+/// Width of the waterfall, in characters.
+const WATERFALL: usize = 40;
+
+/// A trace as a waterfall: queue ░, waiting for receipt ▒, running █.
+pub fn trace(hops: &[Hop], messages: &[MessageRecord], as_of: Stamp) -> Shown {
+    let from = hops.iter().map(|hop| hop.at.cluster_ms).min().unwrap_or_default();
+    let until = hops.iter().map(|hop| hop.at.cluster_ms).max().unwrap_or_default();
+    let rows = messages
+        .iter()
+        .map(|record| {
+            let own: Vec<&Hop> = hops.iter().filter(|hop| hop.msg_id == record.msg_id).collect();
+            let first = own.first().map_or(from, |hop| hop.at.cluster_ms);
+            let last = if record.state.is_final() {
+                own.last().map_or(until, |hop| hop.at.cluster_ms)
+            } else {
+                until
+            };
+            vec![
+                record.flow_seq.to_string(),
+                record.msg_id.to_string(),
+                what(record),
+                record.state.holder().map_or("-".to_string(), |holder| holder.agent_id.to_string()),
+                record.state.name().to_string(),
+                record.attempt.to_string(),
+                format!("+{}", span(first - from)),
+                span(last - first),
+                waterfall(&own, from, until, last),
+            ]
+        })
+        .collect();
+    let json = json!({
+        "trace_id": messages.first().map(|record| record.trace_id.clone()),
+        "messages": messages.iter().map(message_json).collect::<Vec<_>>(),
+        "hops": hops.iter().map(hop_json).collect::<Vec<_>>(),
+        "as_of": time(as_of.wall_ms),
+    });
+    let notes = vec![format!(
+        "{} messages in {}   queue ░ waiting for receipt ▒ running █",
+        messages.len(),
+        span(until - from)
+    )];
+    let head = vec!["NO", "MESSAGE", "FOR", "AGENT", "STATE", "RETRY", "START", "TOOK", "WAY"];
+    Shown { json, head, rows, notes }
+}
+
+fn waterfall(own: &[&Hop], from: u64, until: u64, end: u64) -> String {
+    let width = (until - from).max(1) as f64;
+    let at = |ms: u64| (((ms - from) as f64 / width) * WATERFALL as f64) as usize;
+    let mut bar = vec![' '; WATERFALL];
+    for (i, hop) in own.iter().enumerate() {
+        let sign = match hop.to {
+            StateName::Pending => '░',
+            StateName::Matched | StateName::Dispatched => '▒',
+            StateName::Acknowledged => '█',
+            StateName::Completed | StateName::Failed | StateName::Timeout => break,
+        };
+        let next = own.get(i + 1).map_or(end, |hop| hop.at.cluster_ms);
+        let (start, stop) = (at(hop.at.cluster_ms).min(WATERFALL - 1), at(next).min(WATERFALL));
+        bar[start..stop.max(start + 1)].fill(sign);
+    }
+    bar.into_iter().collect::<String>().trim_end().to_string()
+}
+
+pub fn cluster(view: &ClusterView) -> Shown {
+    let rows = view
+        .nodes
+        .iter()
+        .map(|node| {
+            let mut row = vec![node.node_id.to_string()];
+            match &node.report {
+                Some(report) => row.extend([
+                    report.role.as_str().to_string(),
+                    report.pid.to_string(),
+                    report.term.to_string(),
+                    report.applied.to_string(),
+                    format!("{:016x}", report.state_hash),
+                    format!("{} ms", report.offset_ms),
+                    report.sessions.to_string(),
+                ]),
+                None => row.extend(["not answering", "-", "-", "-", "-", "-", "-"].map(String::from)),
+            }
+            row.extend([node.client_addr.clone(), node.peer_addr.clone()]);
+            row
+        })
+        .collect();
+    let nodes: Vec<Value> = view
+        .nodes
+        .iter()
+        .map(|node| {
+            let report = node.report.as_ref();
+            let mut value = json!({
+                "node": node.node_id.to_string(),
+                "client_addr": node.client_addr,
+                "peer_addr": node.peer_addr,
+                "answers": report.is_some(),
+                "role": report.map(|report| report.role.as_str()),
+                "pid": report.map(|report| report.pid),
+                "term": report.map(|report| report.term),
+                "applied": report.map(|report| report.applied),
+                "state_hash": report.map(|report| format!("{:016x}", report.state_hash)),
+                "offset_ms": report.map(|report| report.offset_ms),
+                "sessions": report.map(|report| report.sessions),
+            });
+            without_nulls(&mut value, 0);
+            value
+        })
+        .collect();
+    let json = json!({
+        "cluster": view.cluster,
+        "leader": view.leader.map(|leader| leader.to_string()),
+        "term": view.term,
+        "nodes": nodes,
+        "agents": view.agents,
+        "unfinished": view.unfinished,
+        "rules_revision": view.rules_revision,
+        "as_of": time(view.as_of.wall_ms),
+    });
+    let mut notes = vec![format!(
+        "cluster {} · {} agents · {} unfinished messages · rules revision {}",
+        view.cluster, view.agents, view.unfinished, view.rules_revision
+    )];
+    if view.rules_revision == 0 {
+        notes.push("not initialised yet: `agent-reach cluster init`".into());
+    } else if view.leader.is_none() {
+        notes.push("no node leads: nothing can be accepted until a majority of the nodes runs".into());
+    }
+    let head = vec![
+        "NODE",
+        "ROLE",
+        "PID",
+        "TERM",
+        "APPLIED",
+        "STATE HASH",
+        "OFFSET",
+        "SESSIONS",
+        "CLIENTS",
+        "PEERS",
+    ];
+    Shown { json, head, rows, notes }
+}
+
+pub fn rules(record: &RulesRecord) -> Shown {
+    let json = json!({
+        "revision": record.revision,
+        "rules": record.rules,
+        "author": record.author.as_ref().map(ToString::to_string),
+        "at": time(record.at.wall_ms),
+        "text": record.text,
+    });
+    let by = record.author.as_ref().map_or("the cluster's start".to_string(), ToString::to_string);
+    let notes = vec![format!("# revision {}, by {by}, {}", record.revision, time(record.at.wall_ms))];
+    Shown { json, notes, ..Shown::default() }
+}

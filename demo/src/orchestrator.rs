@@ -101,6 +101,9 @@ async fn interrupted() {
 
 async fn show(screen: &mut Screen, cast: &mut Cast, repo: &Path) -> anyhow::Result<bool> {
     needs("python3", "docs.py").await?;
+    cast.run_agent_reach(&["version"])
+        .await
+        .context("build it with `cargo build -p agent-reach`, or name it with --agent-reach")?;
     let (repo, work) = (repo.to_path_buf(), cast.folders.work.clone());
     let snapshot = tokio::task::spawn_blocking(move || Snapshot::take(&repo, &work)).await??;
     let counted = verdict::count_files(&snapshot.repo)?;
@@ -149,6 +152,7 @@ async fn show(screen: &mut Screen, cast: &mut Cast, repo: &Path) -> anyhow::Resu
     };
     let evidence = Evidence {
         counted,
+        sampled: (snapshot.files.len() as u64) < snapshot.text,
         recomputed,
         records: vec![first, second],
         listing: stage.cluster.messages().await?,

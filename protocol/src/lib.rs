@@ -17,11 +17,11 @@ pub mod rules;
 pub mod stamp;
 
 pub use agent::{AgentState, Capability, Registration, StateReason};
-pub use command::{Command, Entry, Principal, Reply};
+pub use command::{Command, Decision, Entry, Principal, Reply};
 pub use envelope::{Envelope, Selector, Source, Target};
 pub use error::{Code, ErrorReply};
 pub use fact::Fact;
-pub use id::{AgentId, EventType, InstanceId, MsgId, NodeId, Tag, TraceId};
+pub use id::{AgentId, EventType, InstanceId, MsgId, Name, NodeId, Tag, TraceId};
 pub use json::Json;
 pub use limits::Limits;
 pub use message::{MessageState, Warning};

@@ -314,10 +314,11 @@ impl RaftStateMachine<Group> for Applier {
         Ok((mark.log_id, mark.membership.clone()))
     }
 
-    async fn apply<S>(&mut self, mut entries: S) -> io::Result<()>
+    async fn apply<S>(&mut self, entries: S) -> io::Result<()>
     where
         S: Stream<Item = io::Result<EntryResponder<Group>>> + Unpin + OptionalSend,
     {
+        let mut entries = entries.fuse();
         loop {
             let (mut chunk, mut bytes) = (Vec::new(), 0);
             while chunk.len() < CHUNK_ENTRIES && bytes < CHUNK_BYTES {

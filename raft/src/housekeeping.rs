@@ -86,6 +86,9 @@ impl Housekeeping {
     /// Makes one that holds everything applied by now, and purges what it makes needless.
     async fn snapshot(&self) -> Result<u64, Error> {
         let wanted = self.applier.applied().borrow().index;
+        if wanted == 0 {
+            return Ok(0);
+        }
         let deadline = tokio::time::Instant::now() + SNAPSHOT_TIMEOUT;
         let index = loop {
             match self.snapshot_index() {

@@ -33,7 +33,7 @@ pub(crate) async fn follow(
 ) {
     let mut server = raft.server_metrics();
     let mut applied_term = applier.applied_term();
-    loop {
+    let failed = loop {
         let now = {
             let applied_term = *applied_term.borrow_and_update();
             let server = server.borrow_and_update();
@@ -50,13 +50,16 @@ pub(crate) async fn follow(
         let core_lives = tokio::select! {
             changed = server.changed() => changed.is_ok(),
             changed = applied_term.changed() => changed.is_ok(),
-            () = stop.cancelled() => return,
+            () = stop.cancelled() => break false,
         };
         if !core_lives {
-            break;
+            break true;
         }
-    }
+    };
     leadership.send_modify(|now| *now = Leadership { leader: None, leading: false, ..*now });
+    if !failed {
+        return;
+    }
     let reason = match &raft.metrics().borrow_watched().running_state {
         Ok(()) => "the raft core ended".to_owned(),
         Err(error) => error.to_string(),

@@ -237,7 +237,8 @@ impl Replica {
         made.await.map_err(|_| Error::Stopped)?
     }
 
-    /// Hands the leadership to `to` and waits until it leads.
+    /// Hands the leadership to `to` and waits until it leads. If it doesn't, the others elect a leader
+    /// as if this one had died.
     pub async fn transfer(&self, to: NodeId) -> Result<(), Error> {
         let refused = |reason| Error::Transfer { to, reason };
         if to == self.inner.node_id {

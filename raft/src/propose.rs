@@ -25,8 +25,10 @@ use crate::{
 /// The largest encoded entry, in bytes: one has to fit into a frame with what surrounds it.
 pub const ENTRY_MAX: usize = FRAME_MAX - 32 * 1024;
 
-/// Proposals between their making and their answer. One more is discarded.
-const IN_FLIGHT_MAX: usize = 4_096;
+/// Proposals that openraft has not taken yet, and KiB of all those without an answer. What comes on
+/// top is discarded.
+const QUEUE_MAX: usize = 4_096;
+const IN_FLIGHT_KIB_MAX: usize = 64 << 10;
 
 /// A leader whose lease lapsed has it back with the next heartbeats, or not for much longer.
 const LEASE_WAIT: Duration = Duration::from_millis(500);
@@ -43,21 +45,22 @@ struct Ask {
 /// A proposal whose answer is outstanding.
 struct InFlight {
     answer: OneshotReceiverOf<Group, ClientWriteResult<Group>>,
-    _place: OwnedSemaphorePermit,
+    _room: OwnedSemaphorePermit,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Proposals {
     node_id: NodeId,
     queue: mpsc::Sender<Ask>,
-    places: Arc<Semaphore>,
+    /// In KiB.
+    room: Arc<Semaphore>,
 }
 
 impl Proposals {
     pub fn start(node_id: NodeId, raft: Raft, tasks: &TaskTracker, stop: CancellationToken) -> Self {
-        let (queue, asks) = mpsc::channel(IN_FLIGHT_MAX);
+        let (queue, asks) = mpsc::channel(QUEUE_MAX);
         tasks.spawn(stop.run_until_cancelled_owned(feed(raft, asks)));
-        Self { node_id, queue, places: Arc::new(Semaphore::new(IN_FLIGHT_MAX)) }
+        Self { node_id, queue, room: Arc::new(Semaphore::new(IN_FLIGHT_KIB_MAX)) }
     }
 
     /// Stands in the queue when this returns. Only an entry that met a lapsed lease, and had to be
@@ -94,11 +97,12 @@ impl Proposals {
         if bytes.len() > ENTRY_MAX {
             return Err(ProposeError::TooLarge { bytes: bytes.len(), max: ENTRY_MAX });
         }
-        let place = self.places.clone().try_acquire_owned().map_err(|_| ProposeError::Discarded)?;
+        let kib = bytes.len().div_ceil(1 << 10) as u32;
+        let room = self.room.clone().try_acquire_many_owned(kib).map_err(|_| ProposeError::Discarded)?;
         let (responder, answer) = ProgressResponder::complete_only();
         let ask = Ask { term, proposal: Proposal(bytes.clone()), responder };
         match self.queue.try_send(ask) {
-            Ok(()) => Ok(InFlight { answer, _place: place }),
+            Ok(()) => Ok(InFlight { answer, _room: room }),
             Err(mpsc::error::TrySendError::Full(_)) => Err(ProposeError::Discarded),
             Err(mpsc::error::TrySendError::Closed(_)) => Err(ProposeError::Stopped),
         }

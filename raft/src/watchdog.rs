@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use openraft::{ServerState, async_runtime::watch::WatchReceiver};
+use openraft::{Instant as _, ServerState, async_runtime::watch::WatchReceiver};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
@@ -42,7 +42,7 @@ pub(crate) async fn watch(raft: Raft, log: Log, options: Options, stop: Cancella
         }
         match handed_over {
             None => {
-                let Some(to) = successor(&raft) else {
+                let Some(to) = successor(&raft, options.detection().1) else {
                     // Nobody to hand over to: the others elect one as soon as they miss this one.
                     raft.runtime_config().heartbeat(false);
                     continue;
@@ -63,12 +63,12 @@ fn leads(raft: &Raft) -> bool {
     raft.server_metrics().borrow_watched().state == ServerState::Leader
 }
 
-/// The other voter that has most of the log.
-fn successor(raft: &Raft) -> Option<u64> {
+/// Of the other voters that answered lately, the one that has most of the log.
+fn successor(raft: &Raft, lately: Duration) -> Option<u64> {
     let metrics = raft.metrics();
     let metrics = metrics.borrow_watched();
-    let voters: Vec<u64> = metrics.membership_config.voter_ids().collect();
-    let replication = metrics.replication.as_ref()?;
-    let matched = replication.iter().filter(|(id, _)| **id != metrics.id && voters.contains(id));
-    matched.max_by_key(|(_, matched)| matched.map(|log_id| log_id.index)).map(|(id, _)| *id)
+    let (matched, heard) = (metrics.replication.as_ref()?, metrics.heartbeat.as_ref()?);
+    let answers = |id: &u64| matches!(heard.get(id), Some(Some(at)) if at.elapsed() < lately);
+    let others = metrics.membership_config.voter_ids().filter(|id| *id != metrics.id && answers(id));
+    others.max_by_key(|id| matched.get(id).copied().flatten().map(|log_id| log_id.index))
 }

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use reach_protocol::{Entry, Fact, NodeId, Reply, Stamp, codec};
-use reach_storage::{LogStore, memory::Part};
+use reach_storage::{CheckpointFile, memory::Part};
 
 use super::group::{Group, register, within};
 use crate::{
     Cursor, Error, Options, ProposeError, Role, Step,
-    types::{Proposal, Replies},
+    types::{Proposal, Replies, SnapshotMeta, Vote},
+    wire::{self, Ask, Offer},
 };
 
 fn defaults(_: &mut Options) {}
@@ -132,16 +134,7 @@ async fn a_follower_behind_the_log_gets_a_snapshot_and_its_cursors_are_reset() {
 
     group.register("a", 100).await;
     for id in group.ids().into_iter().filter(|id| *id != away) {
-        let index = within("a snapshot", group.replica(id).snapshot()).await.unwrap();
-        assert!(index > left_at + 50);
-        let log = group.nodes[&id].log.clone();
-        let purged = async {
-            // Openraft purges when no replication uses the entries any more; an entry wakes it up.
-            while log.bounds().first <= left_at + 1 {
-                group.register("b", 1).await;
-            }
-        };
-        within("the purge", purged).await;
+        group.purge(id, left_at + 1).await;
     }
     group.heal();
 
@@ -156,24 +149,68 @@ async fn a_follower_behind_the_log_gets_a_snapshot_and_its_cursors_are_reset() {
         }
     }
     group.settle().await;
-    assert_eq!(group.replica(away).tables().live().agents.len(), 102);
+    assert_eq!(group.replica(away).tables().live().agents.len(), 102, "a, purge and c");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_follower_that_got_a_snapshot_survives_its_next_restart() {
-    let mut group = Group::ready(small_log).await;
+/// The same on both stores: what is sent is theirs.
+async fn survives_a_snapshot_and_a_restart(mut group: Group) {
+    group.initialise().await;
     let (leader, _) = group.leader().await;
     let away = group.ids().into_iter().find(|id| *id != leader).unwrap();
+    let left_at = group.settle().await.index;
     group.crash(away).await;
     group.register("a", 100).await;
-    within("a snapshot", group.replica(leader).snapshot()).await.unwrap();
+    group.purge(leader, left_at + 1).await;
     group.start(away).await;
     group.settle().await;
+    assert!(group.nodes[&away].log.bounds().purged.is_some(), "it came by a snapshot");
     group.crash(away).await;
     group.start(away).await;
     group.register("b", 10).await;
     group.settle().await;
-    assert_eq!(group.replica(away).tables().live().agents.len(), 110);
+    assert_eq!(group.replica(away).tables().live().agents.len(), 111);
+
+    let mut rows = Vec::new();
+    for id in group.ids() {
+        let mut all = Vec::new();
+        let mut keep = |key: &[u8], value: &[u8]| all.push((key.to_vec(), value.to_vec()));
+        group.replica(id).tables().visit(&mut keep).unwrap();
+        rows.push(all);
+    }
+    assert!(rows[0].len() > 100);
+    assert!(rows.iter().all(|other| *other == rows[0]), "replicas are equal byte by byte");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_that_got_a_snapshot_survives_its_next_restart() {
+    survives_a_snapshot_and_a_restart(Group::new(small_log).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_that_got_a_snapshot_of_rocksdb_survives_its_next_restart() {
+    survives_a_snapshot_and_a_restart(Group::on_rocksdb(small_log).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_damaged_snapshot_is_refused() {
+    let group = Group::ready(defaults).await;
+    let (leader, _) = group.leader().await;
+    let to = group.ids().into_iter().find(|id| *id != leader).unwrap();
+    let before = group.settle().await;
+    for (sent, reason) in
+        [(&b"content"[..], "checksum"), (b"conten", "ended early"), (b"contents", "were left")]
+    {
+        let mut duplex = group.dial(leader, to).await;
+        let file = CheckpointFile { name: "rows".to_owned(), bytes: 7, crc32c: 1 };
+        let offer =
+            Offer { vote: Vote::new_committed(1, 1), meta: SnapshotMeta::default(), files: vec![file] };
+        duplex.tx.send(wire::open(Ask::Snapshot(Box::new(offer)))).await.unwrap();
+        duplex.tx.send(Bytes::from_static(sent)).await.unwrap();
+        duplex.tx.finish().await.unwrap();
+        let error = within("a refusal", group.refusals(to)).await;
+        assert!(error.contains(reason), "{error}");
+    }
+    assert_eq!(group.settle().await, before);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -307,6 +344,9 @@ async fn a_minority_leader_commits_nothing_and_catches_up() {
     let (_, after) = group.leader().await;
     assert!(after.term > before.term);
     assert!(group.replica(old).read_index().await.is_err());
+    let late = Entry { stamp: Stamp::default(), term: before.term, commands: vec![register("late")] };
+    let refused = within("a refusal", group.replica(old).propose(late)).await;
+    assert_eq!(refused, Err(ProposeError::NotLeader { leader: None }), "its lease has lapsed");
     group.register("a", 5).await;
     group.heal();
     group.settle().await;

@@ -1,5 +1,5 @@
-//! A group of replicas in this process, on memory disks that outlive them, over real connections on
-//! loopback that can be cut.
+//! A group of replicas in this process, on disks that outlive them, over real connections on loopback
+//! that can be cut.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,10 +14,14 @@ use reach_protocol::{
     AgentId, Capability, Command, Entry, InstanceId, NodeId, Principal, Registration, Reply, Rules, Stamp,
     Tag, id::Name,
 };
-use reach_storage::memory::{self, MemoryDisk, MemoryLog};
+use reach_storage::{
+    LogStore, Tables,
+    memory::{self, MemoryDisk},
+    rocks,
+};
 use reach_transport::{Authority, Connection, Credentials, Door, Duplex, Endpoint, Identity};
 use tempfile::TempDir;
-use tokio::time::timeout;
+use tokio::{sync::mpsc, time::timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::{AppliedAt, Dial, DialError, Leadership, Member, Options, ProposeError, RING_BYTES, Replica};
@@ -35,16 +39,44 @@ pub struct Group {
     tune: fn(&mut Options),
     ring_bytes: usize,
     net: Arc<Net>,
-    disks: BTreeMap<NodeId, MemoryDisk>,
+    disks: BTreeMap<NodeId, Disk>,
     pub nodes: BTreeMap<NodeId, Node>,
 }
 
 pub struct Node {
     pub replica: Replica,
-    pub log: Arc<MemoryLog>,
+    /// Why the replica refused streams.
+    refused: tokio::sync::Mutex<mpsc::Receiver<String>>,
+    pub log: Arc<dyn LogStore>,
     endpoint: Endpoint,
     _dir: TempDir,
     _acceptor: AbortOnDropHandle<()>,
+}
+
+enum Disk {
+    Memory(MemoryDisk),
+    Rocks(TempDir),
+}
+
+impl Disk {
+    async fn open(&self) -> (Arc<dyn LogStore>, Arc<dyn Tables>) {
+        match self {
+            Self::Memory(disk) => {
+                let options = memory::Options { writer_thread: true, ..Default::default() };
+                let opened = memory::open(disk, options).unwrap();
+                (opened.log, opened.tables)
+            }
+            Self::Rocks(dir) => loop {
+                let options = rocks::Options { ballast_bytes: 0, ..Default::default() };
+                match rocks::open(dir.path(), options) {
+                    Ok(opened) => return (opened.log, opened.tables),
+                    // Tasks of the last replica on it are on their way out.
+                    Err(reach_storage::Error::InUse { .. }) => tokio::task::yield_now().await,
+                    Err(error) => panic!("{error}"),
+                }
+            },
+        }
+    }
 }
 
 /// Who is where, and who is cut off.
@@ -117,6 +149,16 @@ impl Group {
     }
 
     pub async fn with_ring(tune: fn(&mut Options), ring_bytes: usize) -> Self {
+        let disks = (1..=3).map(|id| (NodeId(id), Disk::Memory(MemoryDisk::new(id)))).collect();
+        Self::on(disks, tune, ring_bytes).await
+    }
+
+    pub async fn on_rocksdb(tune: fn(&mut Options)) -> Self {
+        let disks = (1..=3).map(|id| (NodeId(id), Disk::Rocks(tempfile::tempdir().unwrap()))).collect();
+        Self::on(disks, tune, RING_BYTES).await
+    }
+
+    async fn on(disks: BTreeMap<NodeId, Disk>, tune: fn(&mut Options), ring_bytes: usize) -> Self {
         let _ = tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
             .with_test_writer()
@@ -128,7 +170,7 @@ impl Group {
             tune,
             ring_bytes,
             net: Arc::default(),
-            disks: (1..=3).map(|id| (NodeId(id), MemoryDisk::new(id))).collect(),
+            disks,
             nodes: BTreeMap::new(),
         };
         for id in group.ids() {
@@ -161,7 +203,10 @@ impl Group {
     }
 
     pub fn disk(&self, id: NodeId) -> &MemoryDisk {
-        &self.disks[&id]
+        match &self.disks[&id] {
+            Disk::Memory(disk) => disk,
+            Disk::Rocks(_) => panic!("only memory disks have faults"),
+        }
     }
 
     pub fn replica(&self, id: NodeId) -> &Replica {
@@ -188,38 +233,47 @@ impl Group {
         let dir = tempfile::tempdir().unwrap();
         let mut options = Options::new(dir.path().join("snapshots"));
         (self.tune)(&mut options);
-        let store = memory::Options { writer_thread: true, ..Default::default() };
-        let opened = memory::open(&self.disks[&id], store).unwrap();
+        let (log, tables) = within("opening a store", self.disks[&id].open()).await;
         let dial = Dialler {
             from: id,
             cluster: self.cluster.clone(),
             endpoint: endpoint.clone(),
             net: self.net.clone(),
         };
-        let log = opened.log;
-        let replica = Replica::start_with_ring(
-            options,
-            id,
-            log.clone(),
-            opened.tables,
-            Arc::new(dial),
-            self.ring_bytes,
-        );
+        let replica =
+            Replica::start_with_ring(options, id, log.clone(), tables, Arc::new(dial), self.ring_bytes);
         let replica = replica.await.unwrap();
-        let acceptor = tokio::spawn(accept(endpoint.clone(), replica.clone()));
+        let (refusals, refused) = mpsc::channel(64);
+        let acceptor = tokio::spawn(accept(endpoint.clone(), replica.clone(), refusals));
         self.net.state.lock().unwrap().addrs.insert(id, endpoint.local_addr());
         let acceptor = AbortOnDropHandle::new(acceptor);
-        self.nodes.insert(id, Node { replica, log, endpoint, _dir: dir, _acceptor: acceptor });
+        let refused = tokio::sync::Mutex::new(refused);
+        self.nodes.insert(id, Node { replica, refused, log, endpoint, _dir: dir, _acceptor: acceptor });
     }
 
     /// Takes a node away as a crash would: what its disk had not synced may be gone.
     pub async fn crash(&mut self, id: NodeId) {
         let node = self.nodes.remove(&id).unwrap();
-        self.disks[&id].crash();
+        if let Disk::Memory(disk) = &self.disks[&id] {
+            disk.crash();
+        }
         self.net.state.lock().unwrap().addrs.remove(&id);
         self.net.cut(id);
         within("closing an endpoint", node.endpoint.close()).await;
         within("a shutdown", node.replica.shutdown()).await;
+    }
+
+    /// Snapshots on `id`, and waits until its log begins above `index`.
+    pub async fn purge(&self, id: NodeId, index: u64) {
+        let snapshot = within("a snapshot", self.replica(id).snapshot()).await.unwrap();
+        assert!(snapshot > index);
+        let purged = async {
+            // Openraft purges when no replication uses the entries any more; an entry wakes it up.
+            while self.nodes[&id].log.bounds().first <= index {
+                self.register("purge", 1).await;
+            }
+        };
+        within("the purge", purged).await;
     }
 
     /// Cuts a running node off from the others.
@@ -245,6 +299,19 @@ impl Group {
             Box::pin(wait)
         });
         within("an election", select_all(waits)).await.0
+    }
+
+    /// A stream from one node to another, as a replica opens it.
+    pub async fn dial(&self, from: NodeId, to: NodeId) -> Duplex {
+        let endpoint = self.nodes[&from].endpoint.clone();
+        let dialler = Dialler { from, cluster: self.cluster.clone(), endpoint, net: self.net.clone() };
+        within("dialling", dialler.dial(to, &Member::default())).await.unwrap()
+    }
+
+    /// The next reason for which a node refused a stream.
+    pub async fn refusals(&self, id: NodeId) -> String {
+        let mut refused = self.nodes[&id].refused.lock().await;
+        refused.recv().await.expect("the node runs")
     }
 
     /// Proposes to whoever leads until it is done; for commands that may be done twice.
@@ -298,15 +365,20 @@ impl Group {
     }
 }
 
-async fn accept(endpoint: Endpoint, replica: Replica) {
+async fn accept(endpoint: Endpoint, replica: Replica, refusals: mpsc::Sender<String>) {
     let mut streams = tokio::task::JoinSet::new();
     while let Some(connection) = endpoint.accept().await {
-        let replica = replica.clone();
+        let (replica, refusals) = (replica.clone(), refusals.clone());
         streams.spawn(async move {
             let mut serving = tokio::task::JoinSet::new();
             while let Ok((_, duplex)) = connection.accept().await {
-                let replica = replica.clone();
-                serving.spawn(async move { replica.serve(duplex).await });
+                let (replica, refusals) = (replica.clone(), refusals.clone());
+                serving.spawn(async move {
+                    if let Err(error) = replica.serve(duplex).await {
+                        // Nobody may be interested.
+                        let _ = refusals.try_send(error.to_string());
+                    }
+                });
                 while serving.try_join_next().is_some() {}
             }
         });

@@ -88,7 +88,8 @@ impl Replica {
         tables: Arc<dyn Tables>,
         dial: Arc<dyn Dial>,
     ) -> Result<Self, Error> {
-        Self::start_with_ring(options, node_id, log, tables, dial, RING_BYTES).await
+        let fact_bytes = options.fact_bytes;
+        Self::start_with_ring(options, node_id, log, tables, dial, fact_bytes).await
     }
 
     async fn start_with_ring(

@@ -196,16 +196,23 @@ impl RaftNetworkV2<Group> for Peer {
         S: Stream<Item = AppendRequest> + OptionalSend + Unpin + 'static,
     {
         Box::pin(async move {
+            // Openraft waits between attempts where it makes the next request: whoever dials before
+            // asking for one spins on a node that is down.
+            let mut next = input.next().await;
+            if next.is_none() {
+                return Ok(Box::pin(stream::empty()) as BoxStream<'s, _>);
+            }
             let Duplex { mut tx, rx } = self.open(Ask::Append, DIAL_TIMEOUT).await?;
             let sent = Arc::new(AtomicU64::new(0));
             let counted = sent.clone();
             // Requests leave as they come; answers are read below at the same time.
             let pump = tokio::spawn(async move {
-                while let Some(request) = input.next().await {
+                while let Some(request) = next {
                     counted.fetch_add(1, Ordering::Release);
                     if tx.send(wire::encode(&request)).await.is_err() {
                         return;
                     }
+                    next = input.next().await;
                 }
                 // A stream that is gone has nobody left to tell.
                 let _ = tx.finish().await;

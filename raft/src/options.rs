@@ -33,6 +33,9 @@ pub struct Options {
     /// Age of an unfinished write at which the disk counts as hung and a leader hands over; default
     /// 2.4 s. Above the slowest fsync of a healthy disk.
     pub watchdog: Duration,
+    /// Bytes of recent facts kept for cursors, by estimate; default 64 MiB. A cursor that falls below
+    /// them derives its state anew.
+    pub fact_bytes: usize,
     /// Snapshots are made and received here. On the tables' file system; emptied at start.
     pub snapshot_dir: PathBuf,
 }
@@ -47,6 +50,7 @@ impl Options {
             snapshot_log_bytes: 256 << 20,
             log_tail_entries: 20_000,
             watchdog: Duration::from_millis(2_400),
+            fact_bytes: crate::RING_BYTES,
             snapshot_dir: snapshot_dir.into(),
         }
     }

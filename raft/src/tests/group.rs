@@ -91,6 +91,8 @@ struct NetState {
     alone: BTreeSet<NodeId>,
     /// By the node that dialled and the one that was dialled.
     connections: BTreeMap<(NodeId, NodeId), Connection>,
+    /// How often each node was dialled.
+    dials: BTreeMap<NodeId, u64>,
 }
 
 struct Dialler {
@@ -102,7 +104,8 @@ struct Dialler {
 
 impl Net {
     fn place(&self, from: NodeId, to: NodeId) -> Result<(SocketAddr, Option<Connection>), DialError> {
-        let state = self.state.lock().unwrap();
+        let mut state = self.state.lock().unwrap();
+        *state.dials.entry(to).or_default() += 1;
         if state.alone.contains(&from) || state.alone.contains(&to) {
             return Err(DialError::new("cut off"));
         }
@@ -209,6 +212,10 @@ impl Group {
         }
     }
 
+    pub fn dials(&self, to: NodeId) -> u64 {
+        self.net.state.lock().unwrap().dials.get(&to).copied().unwrap_or_default()
+    }
+
     pub fn replica(&self, id: NodeId) -> &Replica {
         &self.nodes[&id].replica
     }
@@ -267,8 +274,13 @@ impl Group {
     pub async fn purge(&self, id: NodeId, index: u64) {
         let snapshot = within("a snapshot", self.replica(id).snapshot()).await.unwrap();
         assert!(snapshot > index);
+        self.purged(id, index).await;
+    }
+
+    /// Waits until the log of `id` begins above `index`. Openraft purges in its own time: when a
+    /// snapshot has been installed, or no replication uses the entries any more.
+    pub async fn purged(&self, id: NodeId, index: u64) {
         let purged = async {
-            // Openraft purges when no replication uses the entries any more; an entry wakes it up.
             while self.nodes[&id].log.bounds().first <= index {
                 self.register("purge", 1).await;
             }

@@ -1,12 +1,12 @@
 //! What the demo asks the cluster, through the SDK: who is there, who leads, how a job stands.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use anyhow::{Context, bail};
-use reach_client::Client;
+use reach_client::{Client, Options};
 use reach_protocol::{
     AgentId, AgentState, MsgId, NodeId, TraceId,
-    frame::{AgentView, Answer, ClusterView, NodeReport, Request},
+    frame::{AgentView, Answer, ClusterView, NodeReport, NodeView, Request},
     message::{Hop, MessageRecord, StateName},
 };
 
@@ -14,6 +14,10 @@ use crate::trace::capability;
 
 /// For a question that a cluster with a leader answers at once.
 const ASK_MAX: Duration = Duration::from_secs(10);
+/// For a look that is repeated anyhow.
+const LOOK_MAX: Duration = Duration::from_secs(5);
+/// A node that has not answered for this long is left for another one.
+const ANSWER_MAX: Duration = Duration::from_secs(1);
 const PAGE: u32 = 200;
 
 #[derive(Clone, Debug)]
@@ -22,6 +26,16 @@ pub struct Cluster {
 }
 
 impl Cluster {
+    /// As the user of a context, by any of its nodes but `without`.
+    pub async fn connect(context: &Path, without: Option<&NodeView>) -> anyhow::Result<Self> {
+        let mut options = Options::from_context(context)?;
+        options.answer_timeout = ANSWER_MAX;
+        if let Some(node) = without {
+            options.endpoints.retain(|endpoint| *endpoint != node.client_addr);
+        }
+        Ok(Self { client: Client::connect(options).await? })
+    }
+
     pub async fn view(&self, within: Duration) -> anyhow::Result<ClusterView> {
         match self.client.request(Request::Cluster, within).await? {
             Answer::Cluster(view) => Ok(*view),
@@ -88,17 +102,19 @@ impl Job {
         })
     }
 
-    /// Reads the trace again. Before the first submission there is none.
-    pub async fn refresh(&mut self, cluster: &Cluster) -> anyhow::Result<()> {
+    /// Reads the trace again. Before the first submission there is none. Answers whether it could be
+    /// read: while nobody leads, it stands as it was.
+    pub async fn refresh(&mut self, cluster: &Cluster) -> anyhow::Result<bool> {
         let request = Request::Trace { trace_id: self.trace_id.clone() };
-        match cluster.client.request(request, ASK_MAX).await {
+        match cluster.client.request(request, LOOK_MAX).await {
             Ok(Answer::Trace { hops, messages, .. }) => {
                 self.records = messages.into_iter().map(|record| (record.msg_id.clone(), record)).collect();
                 self.hops = hops;
-                Ok(())
+                Ok(true)
             }
             Ok(_) => bail!("a question for a trace got another answer"),
-            Err(error) if error.code() == reach_protocol::Code::NotFound => Ok(()),
+            Err(error) if error.code() == reach_protocol::Code::NotFound => Ok(true),
+            Err(error) if error.retryable() => Ok(false),
             Err(error) => Err(error).with_context(|| format!("the trace {}", self.trace_id)),
         }
     }
@@ -130,6 +146,10 @@ pub fn is_done(record: &MessageRecord) -> bool {
     record.state.name() == StateName::Completed
 }
 
+pub fn node_of(view: &ClusterView, node: NodeId) -> Option<&NodeView> {
+    view.nodes.iter().find(|candidate| candidate.node_id == node)
+}
+
 pub fn report_of(view: &ClusterView, node: NodeId) -> Option<&NodeReport> {
-    view.nodes.iter().find(|candidate| candidate.node_id == node)?.report.as_ref()
+    node_of(view, node)?.report.as_ref()
 }

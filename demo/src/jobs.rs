@@ -14,8 +14,8 @@ use tokio::{task::JoinHandle, time::Instant};
 
 use crate::{
     agent::json,
-    cast::Cast,
-    cluster::{Cluster, Job, is_done, report_of},
+    cast::{Cast, until},
+    cluster::{Cluster, Job, is_done, node_of, report_of},
     failover::Failover,
     planner,
     screen::{Screen, bar},
@@ -92,9 +92,10 @@ impl Stage<'_> {
         let deadline = Instant::now() + within;
         loop {
             self.cast.check()?;
-            job.refresh(&self.cluster).await?;
+            let fresh = job.refresh(&self.cluster).await?;
             let progress = bar(job.done(), self.units);
-            self.screen.live(format!("{progress}   {what}"));
+            let note = if fresh { what } else { "no answer from the cluster now" };
+            self.screen.live(format!("{progress}   {note}"));
             if let Some(answer) = seen(job) {
                 return Ok(answer);
             }
@@ -110,7 +111,10 @@ impl Stage<'_> {
     ) -> anyhow::Result<Response> {
         self.watch(job, "under way", JOB_MAX, LOOK_EVERY, |_| call.is_finished().then_some(())).await?;
         let response = call.await?.context("the job")?;
-        job.refresh(&self.cluster).await?;
+        until("the finished trace", Duration::from_secs(20), LOOK_EVERY, async || {
+            Ok(job.refresh(&self.cluster).await?.then_some(()))
+        })
+        .await?;
         Ok(response)
     }
 
@@ -259,12 +263,14 @@ impl Stage<'_> {
             (job.done() >= goal).then_some(())
         })
         .await?;
-        let view = self.cluster.view(Duration::from_secs(5)).await?;
+        let view = self.cluster.view(Duration::from_secs(10)).await?;
         let leader = view.leader.context("nobody leads")?;
         let pid = report_of(&view, leader).context("the leader does not report")?.pid;
+        // A witness whose own connection survives, so that its times are the cluster's.
+        let witness = Cluster::connect(&self.cast.folders.context(), node_of(&view, leader)).await?;
         let done_at_kill = job.done();
         self.cast.kill("-9", pid).await?;
-        let watcher = tokio::spawn(Failover::watch(self.cluster.clone(), (leader, pid), Instant::now()));
+        let watcher = tokio::spawn(Failover::watch(witness, (leader, pid), Instant::now()));
         self.screen.detail(format!(
             "! kill -9 {leader}, the LEADER (pid {pid}), at {done_at_kill} of {} tasks",
             self.units

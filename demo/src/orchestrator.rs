@@ -9,7 +9,6 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use reach_client::{Client, Options};
 use reach_protocol::{frame::AgentView, frame::ClusterView};
 use tokio::{
     process::Command,
@@ -145,7 +144,7 @@ async fn show(screen: &mut Screen, cast: &mut Cast, repo: &Path) -> anyhow::Resu
     let two = stage.job_two().await?;
     let second = JobRecord::read(&stage.cast.folders.file("jobs"), 2)?;
 
-    stage.screen.step(9, "CHECKED", "WITHOUT AGENT-REACH");
+    stage.screen.step(9, "CHECKED WITHOUT AGENT-REACH", "");
     let recomputed = {
         let (snapshot, script) = (snapshot.clone(), script.clone());
         tokio::task::spawn_blocking(move || recompute::findings(&snapshot, &script)).await??
@@ -191,8 +190,7 @@ async fn start_cluster(screen: &mut Screen, cast: &mut Cast) -> anyhow::Result<C
         Ok(is_ready().then_some(()))
     })
     .await?;
-    let client = Client::connect(Options::from_context(cast.folders.context())?).await?;
-    let cluster = Cluster { client };
+    let cluster = Cluster::connect(&cast.folders.context(), None).await?;
     let view = until("all nodes report", CLUSTER_MAX, Duration::from_millis(50), async || {
         let view = cluster.view(Duration::from_secs(2)).await.ok();
         Ok(view.filter(|view| view.leader.is_some() && view.nodes.iter().all(|node| node.report.is_some())))
@@ -247,7 +245,7 @@ async fn start_agents(
         cluster.all_ready(&names).await
     })
     .await?;
-    screen.step(2, "WHO", "IS THERE");
+    screen.step(2, "WHO IS THERE", "");
     let head = ["agent", "capability", "weight", "state", "L1", "L2", "at", "connected by"];
     let mut rows = vec![head.map(String::from).to_vec()];
     rows.extend(agents.values().map(|view| row_of(view, cast)));

@@ -20,7 +20,7 @@ impl Screen {
 
     /// `[1] CLUSTER   …`
     pub fn step(&mut self, number: u32, name: &str, text: impl AsRef<str>) {
-        self.line(format!("[{number}] {name:<11} {}", text.as_ref()));
+        self.line(format!("[{number}] {name:<9} {}", text.as_ref()).trim_end());
     }
 
     pub fn detail(&mut self, text: impl AsRef<str>) {

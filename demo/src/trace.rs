@@ -56,6 +56,9 @@ pub fn story(hops: &[&Hop]) -> String {
                 words.push(format!("attempt {} to {agent}", hop.attempt));
                 since_ms = hop.at.cluster_ms;
             }
+            StateName::Acknowledged if hop.from == Some(StateName::Acknowledged) => {
+                words.push(format!("taken up again by the next run of {agent}"));
+            }
             StateName::Acknowledged => words.push("received".into()),
             StateName::Pending if hop.from.is_some() => {
                 let after = hop.at.cluster_ms.saturating_sub(since_ms) as f64 / 1000.0;

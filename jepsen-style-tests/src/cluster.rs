@@ -207,7 +207,7 @@ impl Drop for Cluster {
 }
 
 /// The node's binary of this very build.
-fn binary() -> anyhow::Result<PathBuf> {
+pub fn binary() -> anyhow::Result<PathBuf> {
     let test = std::env::current_exe()?;
     let profile_dir = test.ancestors().find(|dir| dir.join("agent-reach").is_file());
     let dir = profile_dir.context("the binary agent-reach is not built: run `cargo build -p agent-reach` first")?;

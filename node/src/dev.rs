@@ -280,27 +280,25 @@ impl Nodes {
 
     /// Restarts what ends and tells who leads, until interrupted.
     async fn watch(&mut self, client: Client, view: ClusterView) -> anyhow::Result<()> {
-        let mut leader = view.leader;
+        let (leaders, mut led_by) = tokio::sync::watch::channel((view.leader, view.term));
+        let asking = tokio::spawn(follow_leader(client, leaders));
         let mut look = tokio::time::interval(LOOK_EVERY);
         let interrupted = interrupted();
         tokio::pin!(interrupted);
         loop {
             tokio::select! {
-                () = &mut interrupted => return Ok(()),
-                _ = look.tick() => {}
-            }
-            self.look_after_children()?;
-            let asked = tokio::time::timeout(Duration::from_secs(1), client.request(Request::Cluster, Duration::from_secs(1)));
-            if let Ok(Ok(Answer::Cluster(view))) = asked.await
-                && view.leader.is_some()
-                && view.leader != leader
-            {
-                leader = view.leader;
-                let id = view.leader.expect("checked just above");
-                let pid = self.pid(id).map_or("-".to_string(), |pid| pid.to_string());
-                println!("{id} pid {pid} · LEADER (term {})", view.term);
+                () = &mut interrupted => break,
+                Ok(()) = led_by.changed() => {
+                    if let (Some(id), term) = *led_by.borrow_and_update() {
+                        let pid = self.pid(id).map_or("-".to_string(), |pid| pid.to_string());
+                        println!("{id} pid {pid} · LEADER (term {term})");
+                    }
+                }
+                _ = look.tick() => self.look_after_children()?,
             }
         }
+        asking.abort();
+        Ok(())
     }
 
     fn look_after_children(&mut self) -> anyhow::Result<()> {
@@ -340,6 +338,22 @@ impl Nodes {
             }
         }
         println!("stopped");
+    }
+}
+
+/// Asks any node who leads, and tells when that is somebody else.
+async fn follow_leader(client: Client, leaders: tokio::sync::watch::Sender<(Option<NodeId>, u64)>) {
+    loop {
+        if let Ok(Answer::Cluster(view)) = client.request(Request::Cluster, Duration::from_secs(5)).await
+            && view.leader.is_some()
+        {
+            leaders.send_if_modified(|known| {
+                let changed = known.0 != view.leader;
+                *known = (view.leader, view.term);
+                changed
+            });
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
     }
 }
 

@@ -41,7 +41,7 @@ pub fn scan(tree: &Path, ranges: &[Range]) -> std::io::Result<Secrets> {
 /// What the line seems to hold. Generated files are full of checksums, so there only what can't be
 /// mistaken counts.
 fn kind_of(line: &str, generated: bool) -> Option<&'static str> {
-    if line.contains("-----BEGIN ") && line.contains("PRIVATE KEY-----") {
+    if begins_private_key(line) {
         return Some("private key");
     }
     let tokens = || line.split(|c: char| !is_token_char(c)).filter(|token| token.len() >= 16);
@@ -54,6 +54,12 @@ fn kind_of(line: &str, generated: bool) -> Option<&'static str> {
         return None;
     }
     tokens().any(looks_random).then_some("high-entropy string")
+}
+
+/// `BEGIN`, capitals that name the algorithm, `PRIVATE KEY`, between dashes.
+fn begins_private_key(line: &str) -> bool {
+    let named = line.split_once("-----BEGIN ").and_then(|(_, rest)| rest.split_once("PRIVATE KEY-----"));
+    named.is_some_and(|(name, _)| name.chars().all(|c| c.is_ascii_uppercase() || c == ' '))
 }
 
 fn is_token_char(c: char) -> bool {
@@ -131,6 +137,7 @@ mod tests {
     #[test]
     fn ordinary_lines_are_left_alone() {
         for line in [
+            "contains(\"-----BEGIN \") && contains(\"PRIVATE KEY-----\")",
             "let password = read_password_from_terminal(prompt)?;",
             "the_secret_of_long_identifiers_is_that_they_have_no_digits()",
             "checksum = \"0123456789abcdef0123456789abcdef0123456789abcdef\"",

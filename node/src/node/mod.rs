@@ -94,6 +94,11 @@ const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
 impl Node {
     /// Opens the folder, checks whose it is, binds both doors and starts the tasks.
     pub async fn start(config: NodeConfig) -> Result<Self, Exit> {
+        Self::start_with(config, reach_raft::RING_BYTES).await
+    }
+
+    /// As `start`, with so many bytes for recent facts: with none, every cursor is always behind.
+    pub async fn start_with(config: NodeConfig, fact_bytes: usize) -> Result<Self, Exit> {
         let peer_tls = credentials(&config.peer_tls)?;
         let client_tls = credentials(&config.client_tls)?;
         let (cluster, node_id) = (config.cluster.clone(), config.node_id);
@@ -118,7 +123,8 @@ impl Node {
         let stop = CancellationToken::new();
         let tracker = TaskTracker::new();
         let peers = peers::Peers::new(node_id, cluster.clone(), peer_endpoint.clone(), &initial_members);
-        let raft_options = reach_raft::Options::new(config.data_dir.join("snapshots"));
+        let snapshots = config.data_dir.join("snapshots");
+        let raft_options = reach_raft::Options { fact_bytes, ..reach_raft::Options::new(snapshots) };
         let replica =
             Replica::start(raft_options, node_id, store.log.clone(), store.tables.clone(), Arc::new(peers.clone()))
                 .await

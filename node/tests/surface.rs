@@ -1,0 +1,55 @@
+//! Holds docs/surface.md against the code: every command and every code, in both directions.
+
+use std::collections::BTreeSet;
+
+use agent_reach::cli::Args;
+use clap::CommandFactory;
+use reach_protocol::Code;
+
+fn surface() -> String {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/surface.md");
+    std::fs::read_to_string(path).expect("docs/surface.md stands beside the crates")
+}
+
+fn leaves(command: &clap::Command, path: &str, into: &mut BTreeSet<String>) {
+    let path = format!("{path}{}", command.get_name());
+    let mut subs = command.get_subcommands().peekable();
+    if subs.peek().is_none() {
+        into.insert(path);
+        return;
+    }
+    subs.for_each(|sub| leaves(sub, &format!("{path} "), into));
+}
+
+#[test]
+fn the_documented_commands_are_the_commands() {
+    let documented: BTreeSet<String> = surface()
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `agent-reach ")?.split_once('`'))
+        .map(|(words, _)| format!("agent-reach {words}"))
+        .collect();
+    let mut existing = BTreeSet::new();
+    leaves(&Args::command(), "", &mut existing);
+    assert_eq!(documented, existing);
+}
+
+#[test]
+fn the_documented_codes_are_the_codes() {
+    let documented: BTreeSet<(String, String, String)> = surface()
+        .lines()
+        .filter_map(|line| {
+            let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+            let [_, code, exit, retry, _, _] = cells[..] else { return None };
+            let code = code.strip_prefix('`')?.strip_suffix('`')?;
+            Some((code.to_string(), exit.to_string(), retry.to_string()))
+        })
+        .collect();
+    let existing = Code::ALL
+        .iter()
+        .map(|code| {
+            let retry = if code.retryable() { "yes" } else { "no" };
+            (code.to_string(), code.exit_status().to_string(), retry.to_string())
+        })
+        .collect();
+    assert_eq!(documented, existing);
+}

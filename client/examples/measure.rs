@@ -38,7 +38,8 @@ async fn main() -> Result<(), Error> {
 
     for (name, wait) in [("submissions", false), ("round trips", true)] {
         let stop = Arc::new(AtomicBool::new(false));
-        let tasks: Vec<_> = (0..in_flight).map(|_| tokio::spawn(ask(client.clone(), wait, stop.clone()))).collect();
+        let tasks: Vec<_> =
+            (0..in_flight).map(|_| tokio::spawn(ask(client.clone(), wait, stop.clone()))).collect();
         tokio::time::sleep(Duration::from_secs(seconds)).await;
         stop.store(true, Ordering::Relaxed);
         let mut times = Vec::new();

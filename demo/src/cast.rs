@@ -161,10 +161,18 @@ impl Cast {
         let pid = self.member(name).with_context(|| format!("there is no {name} to guard"))?.pid;
         if !self.keep {
             let mut command = Command::new("sh");
-            command.args(["-c", &format!("cat >/dev/null; kill -TERM {pid}")]);
+            command.args(["-c", &format!("cat >/dev/null; kill -TERM {pid}; kill -CONT {pid}")]);
             self.start(&format!("{GUARD}{name}"), "ends it after us", command)?;
         }
         Ok(())
+    }
+
+    /// The guarded member is gone; its process id may soon be somebody else's.
+    pub async fn unguard(&mut self, name: &str) {
+        let guard = format!("{GUARD}{name}");
+        if let Some(at) = self.members.iter().position(|member| member.name == guard) {
+            let _ = self.members.swap_remove(at).child.kill().await;
+        }
     }
 
     pub fn member(&self, name: &str) -> Option<&Member> {
@@ -172,7 +180,7 @@ impl Cast {
     }
 
     pub fn pids(&self) -> Vec<u32> {
-        self.members.iter().map(|member| member.pid).collect()
+        self.members.iter().rev().map(|member| member.pid).collect()
     }
 
     /// Fails when a process that should run has ended, with its last words.
@@ -215,13 +223,14 @@ impl Cast {
                 drop(member.child.stdin.take());
                 if matches!(member.child.try_wait(), Ok(None)) {
                     let _ = send("-TERM", member.pid).await;
+                    // It may be a stopped one.
+                    let _ = send("-CONT", member.pid).await;
                 }
             }
             let deadline = Instant::now() + END_MAX;
             for member in &mut group {
                 if timeout_at(deadline, member.child.wait()).await.is_err() {
                     remarks.push(format!("{} (pid {}) did not end and was killed", member.name, member.pid));
-                    // A stopped process takes no other signal.
                     let _ = member.child.kill().await;
                 }
             }

@@ -18,7 +18,7 @@ use crate::{
     cluster::{Cluster, Job, is_done, node_of, report_of},
     failover::Failover,
     planner,
-    screen::{Screen, bar},
+    screen::Screen,
     trace, unit,
 };
 
@@ -93,7 +93,7 @@ impl Stage<'_> {
         loop {
             self.cast.check()?;
             let fresh = job.refresh(&self.cluster).await?;
-            let progress = bar(job.done(), self.units);
+            let progress = self.screen.bar(job.done(), self.units);
             let note = if fresh { what } else { "no answer from the cluster now" };
             self.screen.live(format!("{progress}   {note}"));
             if let Some(answer) = seen(job) {
@@ -140,11 +140,9 @@ impl Stage<'_> {
         let (joined_after_ms, registered_ms, others_unchanged) = self.third_joins(&mut job, &before).await?;
         let choices = trace::choices(&job.records, &job.hops, unit::SCAN, registered_ms);
         let weights = weights(&before);
-        self.screen.detail(format!(
-            "{}   {}",
-            bar(job.of_capability(unit::SCAN).filter(|record| is_done(record)).count(), self.scans),
-            shares(&choices, &weights)
-        ));
+        let scanned = job.of_capability(unit::SCAN).filter(|record| is_done(record)).count();
+        let progress = self.screen.bar(scanned, self.scans);
+        self.screen.detail(format!("{} {progress}   {}", unit::SCAN, shares(&choices, &weights)));
         self.screen.detail(format!(
             "+ scan_c joins with {} 1.0: first task {} later; {}",
             unit::SCAN,
@@ -155,12 +153,7 @@ impl Stage<'_> {
         let held = self.worker_dies(&mut job).await?;
         let response = self.finish(&mut job, call).await?;
         self.tell_held(&job, &held);
-        self.screen.detail(format!(
-            "{}   {}: {}",
-            bar(job.done(), self.units),
-            response.status,
-            response.excerpt.as_deref().unwrap_or("no excerpt")
-        ));
+        self.tell_end(&job, &response);
         Ok(JobOne { job, weights, choices, joined_after_ms, others_unchanged, held })
     }
 
@@ -197,6 +190,7 @@ impl Stage<'_> {
         let pid = self.cast.member("scan_b").context("scan_b was never started")?.pid;
         // A stopped process keeps its connection and answers nothing: what it is given now is given
         // before it can be received.
+        self.cast.guard("scan_b")?;
         self.cast.kill("-STOP", pid).await?;
         let mut last_seen: BTreeSet<MsgId> = BTreeSet::new();
         self.watch(job, "scan_b is stopped", Duration::from_secs(10), Duration::from_millis(100), |job| {
@@ -214,6 +208,7 @@ impl Stage<'_> {
         .await?;
         self.cast.kill("-9", pid).await?;
         let died = Instant::now();
+        self.cast.unguard("scan_b").await;
         let held: Vec<Held> = job
             .held_by("scan_b")
             .into_iter()
@@ -242,6 +237,19 @@ impl Stage<'_> {
         let command = self.cast.myself("scan_b", &["agent", "scan", "--weight", "0.5"])?;
         self.cast.start("scan_b", "Rust SDK", command)?;
         Ok(held)
+    }
+
+    fn tell_end(&mut self, job: &Job, response: &Response) {
+        let progress = self.screen.bar(job.done(), self.units);
+        let done: Option<planner::Done> = response.result.as_ref().and_then(|result| result.decode().ok());
+        let said = match (done, &response.error) {
+            (Some(done), _) => {
+                format!("errors seen by the planner: {} · job {}", done.errors, response.status)
+            }
+            (None, Some(error)) => format!("job {}: {error}", response.status),
+            (None, None) => format!("job {}", response.status),
+        };
+        self.screen.detail(format!("all tasks {progress}   {said}"));
     }
 
     fn tell_held(&mut self, job: &Job, held: &[Held]) {
@@ -300,12 +308,7 @@ impl Stage<'_> {
             trace::longest_pause_ms(&job.hops) as f64 / 1000.0,
             mistaken.len()
         ));
-        self.screen.detail(format!(
-            "{}   {}: {}",
-            bar(job.done(), self.units),
-            response.status,
-            response.excerpt.as_deref().unwrap_or("no excerpt")
-        ));
+        self.tell_end(&job, &response);
         Ok(JobTwo { job, done_at_kill, failover, mistaken })
     }
 }

@@ -9,8 +9,8 @@ use std::{
 };
 
 use anyhow::Context as _;
-use reach_client::{Agent, Done, Failure, Task};
-use reach_protocol::{Envelope, Json, MsgId, Tag};
+use reach_client::{Agent, Failure, Task};
+use reach_protocol::{Envelope, MsgId, Tag};
 use serde::{Deserialize, Serialize};
 use tokio::{sync::Semaphore, task::JoinSet};
 
@@ -37,6 +37,13 @@ pub struct Order {
     pub job: u32,
     /// The least time that a scan takes.
     pub pace_ms: u64,
+}
+
+/// The result of `repo.checkup`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done {
+    pub units: usize,
+    pub errors: usize,
 }
 
 /// What the planner keeps of a job for itself, in a file that the final check reads.
@@ -93,7 +100,7 @@ struct Job {
 }
 
 impl Planner {
-    async fn handle(&self, task: Task) -> Result<Done, Failure> {
+    async fn handle(&self, task: Task) -> Result<reach_client::Done, Failure> {
         let order: Order = task.decode()?;
         let failed = |error: anyhow::Error| Failure::Error(format!("{error:#}"));
         let start = Start::now(order.job, "job", &self.id, task.msg_id.as_str());
@@ -120,8 +127,8 @@ impl Planner {
         let text = serde_json::to_string(&record)?;
         fs::write(JobRecord::path(&self.jobs, job.order.job), text).map_err(|error| failed(error.into()))?;
         let excerpt = format!("{} units, {} errors", record.accepted.len(), record.errors.len());
-        let result = serde_json::json!({ "units": record.accepted.len(), "errors": record.errors.len() });
-        Ok(Done::new(Json::from_value(&result)).excerpt(excerpt))
+        let done = Done { units: record.accepted.len(), errors: record.errors.len() };
+        Ok(reach_client::Done::new(json(&done).map_err(failed)?).excerpt(excerpt))
     }
 }
 

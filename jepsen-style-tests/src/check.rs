@@ -46,13 +46,24 @@ pub async fn judge(cluster: &Cluster, history: &[Entry], ledger: &Ledger) -> any
         }
         match client.wait(&entry.msg_id, END_MAX).await {
             Ok(response) => {
-                ensure!(response.status == "completed", "{} ended {}: {:?}", entry.msg_id, response.status, response.error);
+                ensure!(
+                    response.status == "completed",
+                    "{} ended {}: {:?}",
+                    entry.msg_id,
+                    response.status,
+                    response.error
+                );
                 let result = response.result.map(|result| result.to_value());
-                ensure!(result == Some(squared(entry.number)), "{} has another message's result", entry.msg_id);
+                ensure!(
+                    result == Some(squared(entry.number)),
+                    "{} has another message's result",
+                    entry.msg_id
+                );
                 ends.insert(entry.msg_id.clone(), client.status(&entry.msg_id).await?.record);
                 verdict.unknown_done += u64::from(entry.outcome == Outcome::Unknown);
             }
-            Err(error) if error.code() == reach_protocol::Code::NotFound && entry.outcome == Outcome::Unknown => {}
+            Err(error)
+                if error.code() == reach_protocol::Code::NotFound && entry.outcome == Outcome::Unknown => {}
             Err(error) => anyhow::bail!("{} ({:?}) has no end: {error}", entry.msg_id, entry.outcome),
         }
     }
@@ -67,8 +78,15 @@ pub async fn judge(cluster: &Cluster, history: &[Entry], ledger: &Ledger) -> any
                 anyhow::bail!("{node} answered something else");
             };
             ensure!(view.record == *end, "{node} has another end for {msg_id}");
-            ensure!(matches!(view.record.state, MessageState::Completed { .. }), "{msg_id} is not completed at {node}");
-            let ended = view.hops.iter().filter(|hop| hop.to == reach_protocol::message::StateName::Completed).count();
+            ensure!(
+                matches!(view.record.state, MessageState::Completed { .. }),
+                "{msg_id} is not completed at {node}"
+            );
+            let ended = view
+                .hops
+                .iter()
+                .filter(|hop| hop.to == reach_protocol::message::StateName::Completed)
+                .count();
             ensure!(ended == 1, "{msg_id} was completed {ended} times at {node}");
         }
     }

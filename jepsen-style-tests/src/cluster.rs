@@ -120,7 +120,8 @@ impl Cluster {
         let mut options = Options::from_context(self.admin())?;
         let read = |name: &str| std::fs::read_to_string(self.admin().join(name));
         let authority = Authority::from_pem(&read("client-ca.pem")?, &read("client-ca.key")?)?;
-        let identity = Identity { cluster: options.cluster.clone(), principal: Principal::Agent(agent_id.clone()) };
+        let identity =
+            Identity { cluster: options.cluster.clone(), principal: Principal::Agent(agent_id.clone()) };
         let issued = authority.issue(&identity, Duration::from_secs(24 * 3600))?;
         options.credentials.cert_pem = issued.cert_pem;
         options.credentials.key_pem = issued.key_pem;
@@ -210,7 +211,8 @@ impl Drop for Cluster {
 pub fn binary() -> anyhow::Result<PathBuf> {
     let test = std::env::current_exe()?;
     let profile_dir = test.ancestors().find(|dir| dir.join("agent-reach").is_file());
-    let dir = profile_dir.context("the binary agent-reach is not built: run `cargo build -p agent-reach` first")?;
+    let dir =
+        profile_dir.context("the binary agent-reach is not built: run `cargo build -p agent-reach` first")?;
     Ok(dir.join("agent-reach"))
 }
 

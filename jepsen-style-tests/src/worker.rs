@@ -18,7 +18,12 @@ pub struct Worker {
 
 impl Worker {
     /// Attaches an agent with the capability `square`.
-    pub async fn start(cluster: &Cluster, agent_id: &str, slots: u32, ledger: Ledger) -> anyhow::Result<Self> {
+    pub async fn start(
+        cluster: &Cluster,
+        agent_id: &str,
+        slots: u32,
+        ledger: Ledger,
+    ) -> anyhow::Result<Self> {
         let options = cluster.agent_options(&AgentId::parse(agent_id)?)?;
         let running = Agent::builder(agent_id)
             .capability("square", 1.0)

@@ -63,7 +63,8 @@ impl Workload {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        let stuck = |_| anyhow::anyhow!("{} of {goal} submissions acknowledged after {within:?}", self.accepted());
+        let stuck =
+            |_| anyhow::anyhow!("{} of {goal} submissions acknowledged after {within:?}", self.accepted());
         tokio::time::timeout(within, reached).await.map_err(stuck)
     }
 
@@ -87,7 +88,8 @@ async fn call(caller: u64, client: Client, stop: Arc<AtomicBool>, accepted: Arc<
         let number = caller * 1_000_000 + i;
         let msg_id = MsgId::parse(&format!("m_{caller}_{i}")).expect("a legal id");
         let payload = Json::from_value(&number.into());
-        let envelope = Envelope { msg_id: Some(msg_id.clone()), ..Envelope::request(vec![tag.clone()], payload) };
+        let envelope =
+            Envelope { msg_id: Some(msg_id.clone()), ..Envelope::request(vec![tag.clone()], payload) };
         let outcome = match client.submit(envelope).await {
             Ok(_) => {
                 accepted.fetch_add(1, Ordering::Relaxed);

@@ -47,7 +47,8 @@ async fn a_node_that_can_not_start_says_why_and_what_to_do() -> anyhow::Result<(
     let (error, code) = with("c.toml", config.clone())?;
     assert!(error.contains("in use"), "{error}");
     assert_eq!(code, Some(21));
-    let (error, code) = with("d.toml", format!("data_dir = \"elsewhere\"\n{}", without(&config, "data_dir")))?;
+    let (error, code) =
+        with("d.toml", format!("data_dir = \"elsewhere\"\n{}", without(&config, "data_dir")))?;
     assert!(error.contains("in use") && error.contains("port"), "{error}");
     assert_eq!(code, Some(24));
 

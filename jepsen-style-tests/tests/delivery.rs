@@ -46,7 +46,8 @@ async fn wait_for_state(client: &Client, msg_id: &MsgId, state: StateName) -> an
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_that_dies_after_received_resumes_and_one_that_dies_before_is_replaced() -> anyhow::Result<()> {
+async fn an_agent_that_dies_after_received_resumes_and_one_that_dies_before_is_replaced() -> anyhow::Result<()>
+{
     let cluster = Cluster::start(3).await?;
     let client = cluster.client().await?;
     let closed = Arc::new(Semaphore::new(0));
@@ -138,13 +139,15 @@ async fn repeats_conflicts_deadlines_and_fenced_runs_are_told() -> anyhow::Resul
 
     // An identity acts only as itself.
     let stranger = Client::connect(cluster.agent_options(&AgentId::parse("stranger")?)?).await?;
-    let drain = Request::Drain { agent_id: AgentId::parse("gate_keeper")?, instance: taken_over.instance().clone() };
+    let drain =
+        Request::Drain { agent_id: AgentId::parse("gate_keeper")?, instance: taken_over.instance().clone() };
     assert_eq!(stranger.request(drain, SHORT).await.unwrap_err().code(), Code::Forbidden);
     assert_eq!(stranger.status(&msg_id).await.map(|_| ()).unwrap_err().code(), Code::Forbidden);
 
     // A shutdown leaves the registration, offline.
     taken_over.shutdown().await;
-    let Answer::Agent(view) = client.request(Request::Agent { agent_id: AgentId::parse("gate_keeper")? }, SHORT).await?
+    let Answer::Agent(view) =
+        client.request(Request::Agent { agent_id: AgentId::parse("gate_keeper")? }, SHORT).await?
     else {
         anyhow::bail!("something else than an agent came back");
     };

@@ -95,9 +95,13 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
 /// Two of them in one folder would fight over the nodes.
 fn lock(dir: &Path) -> anyhow::Result<File> {
     reach_config::context::make_private_dir(dir)?;
-    let file = File::create(dir.join("lock")).with_context(|| format!("{} can't be written", dir.display()))?;
+    let file =
+        File::create(dir.join("lock")).with_context(|| format!("{} can't be written", dir.display()))?;
     if file.try_lock().is_err() {
-        bail!("another `agent-reach dev` is running in {}: stop it, or give another folder with --dir", dir.display());
+        bail!(
+            "another `agent-reach dev` is running in {}: stop it, or give another folder with --dir",
+            dir.display()
+        );
     }
     Ok(file)
 }
@@ -106,7 +110,8 @@ fn lock(dir: &Path) -> anyhow::Result<File> {
 fn remove_cluster(dir: &Path) -> anyhow::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();
-        let is_ours = path.join(NODE_FILE).is_file() || path.file_name().is_some_and(|name| name == ADMIN_DIR);
+        let is_ours =
+            path.join(NODE_FILE).is_file() || path.file_name().is_some_and(|name| name == ADMIN_DIR);
         if path.is_dir() && is_ours {
             std::fs::remove_dir_all(&path).with_context(|| format!("{} can't be deleted", path.display()))?;
         }
@@ -152,7 +157,8 @@ fn make_context(contexts: &Contexts, dir: &Path) -> anyhow::Result<()> {
     let name = Name::parse(DEV)?;
     let folder = contexts.dir(&name);
     if folder.exists() {
-        std::fs::remove_dir_all(&folder).with_context(|| format!("{} can't be replaced", folder.display()))?;
+        std::fs::remove_dir_all(&folder)
+            .with_context(|| format!("{} can't be replaced", folder.display()))?;
     }
     let context = contexts.add_from(DEV, &admin)?;
     let key = std::fs::read(admin.join(CLIENT_CA_KEY))?;
@@ -175,7 +181,11 @@ async fn bring_up(nodes: &mut Nodes, contexts: &Contexts) -> anyhow::Result<(Cli
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
-    bail!("the nodes did not get ready in {} s: {last_problem}. Their logs: {}", READY_MAX.as_secs(), nodes.logs())
+    bail!(
+        "the nodes did not get ready in {} s: {last_problem}. Their logs: {}",
+        READY_MAX.as_secs(),
+        nodes.logs()
+    )
 }
 
 async fn try_once(options: &reach_client::Options) -> anyhow::Result<(Client, ClusterView)> {
@@ -211,7 +221,8 @@ impl Nodes {
         let mut ids = Vec::new();
         for entry in std::fs::read_dir(&options.dir)? {
             let path = entry?.path();
-            let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse::<NodeId>().ok());
+            let id =
+                path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse::<NodeId>().ok());
             ids.extend(id.filter(|_| path.join(NODE_FILE).is_file()));
         }
         ids.sort();
@@ -243,7 +254,8 @@ impl Nodes {
     }
 
     fn logs(&self) -> String {
-        let logs: Vec<String> = self.children.iter().map(|node| self.log(node.id).display().to_string()).collect();
+        let logs: Vec<String> =
+            self.children.iter().map(|node| self.log(node.id).display().to_string()).collect();
         logs.join(", ")
     }
 
@@ -274,7 +286,10 @@ impl Nodes {
                 None => "not answering",
             };
             let pid = self.pid(node.node_id).map_or("-".to_string(), |pid| pid.to_string());
-            println!("{} pid {pid} · clients {} · peers {} · {role}", node.node_id, node.client_addr, node.peer_addr);
+            println!(
+                "{} pid {pid} · clients {} · peers {} · {role}",
+                node.node_id, node.client_addr, node.peer_addr
+            );
         }
     }
 

@@ -46,11 +46,8 @@ pub async fn serve(args: &AgentsRun, context: &Context, global: &Global) -> Resu
     let mut options = crate::online::options(context, global)?;
     let files = cli::certs::for_agent(context, &agent_id)?;
     options.credentials = Credentials::load(&files.ca, &files.cert, &files.key)?;
-    let program = Arc::new(Program {
-        program: program.clone(),
-        args: rest.to_vec(),
-        excerpt_from: args.excerpt_from,
-    });
+    let program =
+        Arc::new(Program { program: program.clone(), args: rest.to_vec(), excerpt_from: args.excerpt_from });
 
     let inbox = context.dir.join("inboxes").join(agent_id.as_str());
     let mut agent = Agent::builder(&*agent_id).max_concurrency(args.slots).inbox_dir(inbox);
@@ -88,7 +85,8 @@ fn default_id(program: &str) -> Result<AgentId, cli::Failure> {
         .map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' })
         .take(64)
         .collect();
-    AgentId::parse(text.trim_matches('.')).map_err(|error| cli::Failure::usage(format!("{error}: give one with --id")))
+    AgentId::parse(text.trim_matches('.'))
+        .map_err(|error| cli::Failure::usage(format!("{error}: give one with --id")))
 }
 
 /// What a command may say on descriptor 3, one object a line. `progress` is read and goes nowhere
@@ -146,7 +144,9 @@ impl Program {
         let status = status.map_err(|error| failed(&self.program, error))?;
         match status.code() {
             Some(0) => {}
-            Some(UNPARSEABLE) => return Err(Failure::Unparseable(words(&last_words, "it can't parse the content"))),
+            Some(UNPARSEABLE) => {
+                return Err(Failure::Unparseable(words(&last_words, "it can't parse the content")));
+            }
             Some(REFUSED) => return Err(Failure::Refused(words(&last_words, "it refuses the task"))),
             Some(BUSY) => return Err(Failure::Busy(words(&last_words, "it is busy"))),
             _ => return Err(Failure::Error(format!("{status}; {}", words(&last_words, "it said nothing")))),
@@ -175,7 +175,6 @@ impl Program {
     }
 }
 
-
 fn cut(text: &str, bytes: usize) -> String {
     let mut end = bytes.min(text.len());
     while !text.is_char_boundary(end) {
@@ -186,7 +185,10 @@ fn cut(text: &str, bytes: usize) -> String {
 
 fn words(last: &[u8], otherwise: &str) -> String {
     let text = String::from_utf8_lossy(last);
-    text.lines().rev().find(|line| !line.trim().is_empty()).map_or(otherwise.to_string(), |line| cut(line.trim(), 512))
+    text.lines()
+        .rev()
+        .find(|line| !line.trim().is_empty())
+        .map_or(otherwise.to_string(), |line| cut(line.trim(), 512))
 }
 
 fn tokio_pipe() -> std::io::Result<(tokio::net::unix::pipe::Receiver, std::os::fd::OwnedFd)> {

@@ -32,7 +32,8 @@ async fn run(args: Args, output: Output) -> Result<(), Failure> {
     match &args.command {
         Command::Node(_) => unreachable!("a node runs in a runtime of its own"),
         Command::Dev(options) => {
-            let dir = options.dir.clone().map_or_else(|| contexts().map(|all| all.home().join(dev::DEV)), Ok)?;
+            let dir =
+                options.dir.clone().map_or_else(|| contexts().map(|all| all.home().join(dev::DEV)), Ok)?;
             let (fresh, restart) = (options.fresh, !options.no_restart);
             let options = dev::Options { dir, nodes: options.nodes.into(), fresh, restart };
             dev::run(options).await.map_err(Failure::from)
@@ -44,7 +45,9 @@ async fn run(args: Args, output: Output) -> Result<(), Failure> {
             output.print_text(&String::from_utf8_lossy(&text))
         }
         Command::Context(command) => output.print(&context::run(command, &contexts()?)?),
-        Command::Cluster(agent_reach::cli::args::ClusterCommand::New(new)) => output.print(&cluster_new::run(new)?),
+        Command::Cluster(agent_reach::cli::args::ClusterCommand::New(new)) => {
+            output.print(&cluster_new::run(new)?)
+        }
         Command::Certs(agent_reach::cli::args::CertsCommand::Issue(issue)) => {
             output.print(&certs::issue(issue, &contexts()?, choice)?)
         }

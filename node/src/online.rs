@@ -14,7 +14,10 @@ use serde_json::json;
 use crate::{
     cli::{
         Failure, Output,
-        args::{AgentsCommand, AgentsLs, ClusterCommand, Command, Format, Global, MessagesCommand, RulesCommand, Send},
+        args::{
+            AgentsCommand, AgentsLs, ClusterCommand, Command, Format, Global, MessagesCommand, RulesCommand,
+            Send,
+        },
     },
     show::{self, Shown},
 };
@@ -33,8 +36,17 @@ pub fn options(context: &Context, global: &Global) -> Result<Options, Failure> {
     Ok(options)
 }
 
-pub async fn run(command: &Command, context: &Context, global: &Global, output: Output) -> Result<(), Failure> {
-    let session = Session { client: Client::connect(options(context, global)?).await?, timeout: global.timeout, output };
+pub async fn run(
+    command: &Command,
+    context: &Context,
+    global: &Global,
+    output: Output,
+) -> Result<(), Failure> {
+    let session = Session {
+        client: Client::connect(options(context, global)?).await?,
+        timeout: global.timeout,
+        output,
+    };
     match command {
         Command::Cluster(ClusterCommand::Status) => session.cluster_status().await,
         Command::Cluster(ClusterCommand::Init) => session.cluster_init().await,
@@ -49,7 +61,9 @@ pub async fn run(command: &Command, context: &Context, global: &Global, output: 
         Command::Send(send) => session.send(send).await,
         Command::Messages(MessagesCommand::Ls { limit, after }) => {
             match session.ask(Request::Messages { limit: *limit, after: after.clone() }).await? {
-                Answer::Messages { items, next, as_of } => output.print(&show::messages(&items, next.as_ref(), as_of)),
+                Answer::Messages { items, next, as_of } => {
+                    output.print(&show::messages(&items, next.as_ref(), as_of))
+                }
                 _ => Err(unexpected()),
             }
         }
@@ -60,7 +74,10 @@ pub async fn run(command: &Command, context: &Context, global: &Global, output: 
             let response = session.client.wait(msg_id, session.timeout).await?;
             session.ended(&response)
         }
-        Command::Trace { trace_id } => match session.ask(Request::Trace { trace_id: trace_id.clone() }).await? {
+        Command::Trace { trace_id } => match session
+            .ask(Request::Trace { trace_id: trace_id.clone() })
+            .await?
+        {
             Answer::Trace { hops, messages, as_of } => output.print(&show::trace(&hops, &messages, as_of)),
             _ => Err(unexpected()),
         },
@@ -105,7 +122,9 @@ impl Session {
             after: filter.after.clone(),
         };
         match self.ask(request).await? {
-            Answer::Agents { items, next, as_of } => self.output.print(&show::agents(&items, next.as_ref(), as_of)),
+            Answer::Agents { items, next, as_of } => {
+                self.output.print(&show::agents(&items, next.as_ref(), as_of))
+            }
             _ => Err(unexpected()),
         }
     }
@@ -113,7 +132,8 @@ impl Session {
     async fn agents_register(&self, file: &Path) -> Result<(), Failure> {
         let registration: Registration = reach_protocol::envelope::from_json(&read(file)?)?;
         let agent_id = registration.agent_id.clone();
-        let instance = InstanceId::parse(&format!("i_{}", ulid::Ulid::generate())).expect("a ULID is legal in an id");
+        let instance =
+            InstanceId::parse(&format!("i_{}", ulid::Ulid::generate())).expect("a ULID is legal in an id");
         let request = Request::Register { registration: Box::new(registration), instance, uptime_ms: 0 };
         match self.ask(request).await? {
             Answer::Registered { instance, heartbeat_ms, ttl_ms } => {
@@ -146,7 +166,8 @@ impl Session {
         if send.detach {
             let submitted = self.client.submit(envelope).await?;
             let record = &submitted.view.record;
-            let note = format!("{} accepted in trace {}: {}", record.msg_id, record.trace_id, record.state.name());
+            let note =
+                format!("{} accepted in trace {}: {}", record.msg_id, record.trace_id, record.state.name());
             let next = format!("`agent-reach messages wait {}` gets its result", record.msg_id);
             return self.output.print(&Shown {
                 json: show::message_json(record),

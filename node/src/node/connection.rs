@@ -37,9 +37,10 @@ async fn serve(shared: Arc<Shared>, connection: Connection) {
     let reason = match tokio::time::timeout(HELLO_MAX, rx.recv()).await {
         Ok(Some(bytes)) => match codec::decode("client frame", &bytes) {
             Ok(ClientFrame::Hello { cluster }) if cluster == shared.cluster => None,
-            Ok(ClientFrame::Hello { cluster }) => {
-                Some(format!("this is cluster {}, not {cluster}: check the context's endpoints", shared.cluster))
-            }
+            Ok(ClientFrame::Hello { cluster }) => Some(format!(
+                "this is cluster {}, not {cluster}: check the context's endpoints",
+                shared.cluster
+            )),
             Ok(_) => Some("the first frame must be a hello".into()),
             Err(error) => Some(error.to_string()),
         },
@@ -130,7 +131,12 @@ impl Client {
     }
 
     /// None when the answer is sent by somebody else.
-    async fn request(&self, id: u64, request: Request, deadline: Instant) -> Option<Result<Answer, ErrorReply>> {
+    async fn request(
+        &self,
+        id: u64,
+        request: Request,
+        deadline: Instant,
+    ) -> Option<Result<Answer, ErrorReply>> {
         if let Request::Attach { agent_id, instance, held } = request {
             let ready = match self.acts_for(&agent_id) {
                 Ok(()) => self.shared.read_barrier(deadline).await,
@@ -154,7 +160,9 @@ impl Client {
                 self.acts_for(&registration.agent_id)?;
                 shared.register(principal, *registration, instance, uptime_ms, deadline).await
             }
-            Request::Attach { .. } => Err(ErrorReply::new(Code::Internal, "an attach is answered by its session")),
+            Request::Attach { .. } => {
+                Err(ErrorReply::new(Code::Internal, "an attach is answered by its session"))
+            }
             Request::Drain { agent_id, instance } => {
                 self.acts_for(&agent_id)?;
                 self.set_liveness(&agent_id, instance, AgentState::Draining, deadline).await
@@ -225,7 +233,8 @@ impl Client {
             Request::ApplyRules { text, expect } => {
                 let rules = reach_config::rules::parse(&text)
                     .map_err(|error| ErrorReply::new(Code::Invalid, error.to_string()))?;
-                let command = Command::ApplyRules { rules: Box::new(rules), text, expect, author: principal.clone() };
+                let command =
+                    Command::ApplyRules { rules: Box::new(rules), text, expect, author: principal.clone() };
                 match shared.propose(command, deadline).await? {
                     reach_protocol::Reply::Rules(record) => Ok(Answer::Rules(record)),
                     _ => Ok(Answer::Rules(Box::new((*shared.rules()).clone()))),
@@ -243,7 +252,9 @@ impl Client {
         let shared = &self.shared;
         let operator = Name::parse(FIRST_OPERATOR).expect("a legal name");
         if self.principal != Principal::User(operator.clone()) {
-            let message = format!("only user/{FIRST_OPERATOR} may initialise a cluster: use the context in its admin folder");
+            let message = format!(
+                "only user/{FIRST_OPERATOR} may initialise a cluster: use the context in its admin folder"
+            );
             return Err(ErrorReply::new(Code::Forbidden, message));
         }
         if shared.rules().revision > 0 {
@@ -271,11 +282,15 @@ impl Client {
         self.shared.read_barrier(deadline).await?;
         let record = self.shared.replica.tables().live().agents.get(agent_id).cloned();
         let Some(record) = record.filter(|record| record.instance == instance) else {
-            return Err(ErrorReply::new(Code::StaleInstance, "a later run of this agent took its place: stop this run"));
+            return Err(ErrorReply::new(
+                Code::StaleInstance,
+                "a later run of this agent took its place: stop this run",
+            ));
         };
         let liveness_seq = record.liveness_seq;
         let reason = StateReason::Asked;
-        let command = Command::SetLiveness { agent_id: agent_id.clone(), instance, liveness_seq, state, reason };
+        let command =
+            Command::SetLiveness { agent_id: agent_id.clone(), instance, liveness_seq, state, reason };
         self.shared.propose(command, deadline).await.map(|_| Answer::Done)
     }
 

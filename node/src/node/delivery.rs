@@ -76,7 +76,14 @@ impl Handle {
     }
 
     /// Makes this line the agent's session; the answer to `request` goes over it, before any task.
-    pub async fn attach(&self, agent_id: AgentId, instance: InstanceId, held: Vec<Held>, line: Line, request: u64) {
+    pub async fn attach(
+        &self,
+        agent_id: AgentId,
+        instance: InstanceId,
+        held: Vec<Held>,
+        line: Line,
+        request: u64,
+    ) {
         let _ = self.asks.send(Ask::Attach { agent_id, instance, held, line, request }).await;
     }
 
@@ -153,14 +160,19 @@ impl Sessions {
     fn fact(&mut self, fact: &Fact) {
         match fact {
             Fact::Matched(record) => self.matched(record),
-            Fact::Acknowledged(record) | Fact::Returned(record) | Fact::Completed(record) | Fact::Failed(record) => {
+            Fact::Acknowledged(record)
+            | Fact::Returned(record)
+            | Fact::Completed(record)
+            | Fact::Failed(record) => {
                 self.forget(&record.msg_id);
             }
             Fact::TimedOut(record) => {
                 self.forget(&record.msg_id);
                 self.cancel(record);
             }
-            Fact::Fenced { agent_id, instance } => self.fence(agent_id, instance, "a later run of this agent took its place"),
+            Fact::Fenced { agent_id, instance } => {
+                self.fence(agent_id, instance, "a later run of this agent took its place")
+            }
             Fact::Removed { agent_id, instance } => self.fence(agent_id, instance, "this agent was removed"),
             Fact::Registered(_)
             | Fact::LivenessChanged(_)
@@ -223,7 +235,9 @@ impl Sessions {
     /// Its time is up: the agent may stop, and its slot is free when it says so.
     fn cancel(&self, record: &MessageRecord) {
         let Some(holder) = record.state.holder() else { return };
-        if let Some(session) = self.sessions.get(&holder.agent_id).filter(|session| session.instance == holder.instance) {
+        if let Some(session) =
+            self.sessions.get(&holder.agent_id).filter(|session| session.instance == holder.instance)
+        {
             session.line.send(&NodeFrame::Cancel {
                 agent_id: holder.agent_id.clone(),
                 msg_id: record.msg_id.clone(),
@@ -245,11 +259,18 @@ impl Sessions {
     }
 
     fn attach(&mut self, agent_id: AgentId, instance: InstanceId, held: &[Held], line: Line, request: u64) {
-        let current = self.shared.replica.tables().live().agents.get(&agent_id).map(|record| record.instance.clone());
+        let current =
+            self.shared.replica.tables().live().agents.get(&agent_id).map(|record| record.instance.clone());
         if current.as_ref() != Some(&instance) {
             let error = match current {
-                Some(_) => ErrorReply::new(Code::StaleInstance, "a later run of this agent took its place: stop this run"),
-                None => ErrorReply::new(Code::NotFound, format!("{agent_id} is not registered: register it first")),
+                Some(_) => ErrorReply::new(
+                    Code::StaleInstance,
+                    "a later run of this agent took its place: stop this run",
+                ),
+                None => ErrorReply::new(
+                    Code::NotFound,
+                    format!("{agent_id} is not registered: register it first"),
+                ),
             };
             line.respond(request, Err(error));
             return;
@@ -300,9 +321,12 @@ impl Sessions {
             .collect();
         drop(live);
         for record in attempts {
-            let is_held = held.iter().any(|held| held.msg_id == record.msg_id && held.attempt == record.attempt);
+            let is_held =
+                held.iter().any(|held| held.msg_id == record.msg_id && held.attempt == record.attempt);
             let is_due = match &record.state {
-                MessageState::Matched { holder } | MessageState::Dispatched { holder } => holder.instance == instance,
+                MessageState::Matched { holder } | MessageState::Dispatched { holder } => {
+                    holder.instance == instance
+                }
                 MessageState::Acknowledged { holder } => holder.instance == instance && !is_held,
                 _ => false,
             };
@@ -315,7 +339,14 @@ impl Sessions {
     fn list_all(&mut self) {
         let agents: Vec<AgentId> = self.sessions.keys().cloned().collect();
         for agent_id in agents {
-            let current = self.shared.replica.tables().live().agents.get(&agent_id).map(|record| record.instance.clone());
+            let current = self
+                .shared
+                .replica
+                .tables()
+                .live()
+                .agents
+                .get(&agent_id)
+                .map(|record| record.instance.clone());
             let instance = self.sessions[&agent_id].instance.clone();
             if current.as_ref() != Some(&instance) {
                 self.fence(&agent_id, &instance, "a later run of this agent took its place");
@@ -391,11 +422,13 @@ impl Sessions {
                 if open.first_sent_ms.is_none() || now_ms >= resend_at_ms {
                     again.push((agent_id.clone(), msg_id.clone()));
                 }
-                let sent_long_ago = open.first_sent_ms.is_some_and(|sent_ms| now_ms >= sent_ms + DISPATCHED_AFTER_MS);
+                let sent_long_ago =
+                    open.first_sent_ms.is_some_and(|sent_ms| now_ms >= sent_ms + DISPATCHED_AFTER_MS);
                 if sent_long_ago && !open.dispatched {
                     open.dispatched = true;
                     let holder = Holder { agent_id: agent_id.clone(), instance: session.instance.clone() };
-                    let command = Command::Dispatched { msg_id: msg_id.clone(), attempt: open.attempt, holder };
+                    let command =
+                        Command::Dispatched { msg_id: msg_id.clone(), attempt: open.attempt, holder };
                     let shared = self.shared.clone();
                     self.shared.clone().spawn(async move {
                         // Lost, it is only a record that is missing.

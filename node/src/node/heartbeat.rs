@@ -109,7 +109,7 @@ pub async fn run(shared: Arc<Shared>) {
         if !ages.is_empty() {
             shared.peers.broadcast(&PeerFrame::Ages { ages });
         }
-        let leadership = shared.replica.leadership().borrow().clone();
+        let leadership = *shared.replica.leadership().borrow();
         if !leadership.leading {
             let live = shared.replica.tables().live();
             shared.heartbeats.judge(now_ms, &live, None);

@@ -4,7 +4,8 @@
 use std::{sync::Arc, time::Duration};
 
 use reach_protocol::{
-    Code, Command, Decision, Envelope, ErrorReply, InstanceId, Json, MsgId, Principal, Registration, Reply, TraceId,
+    Code, Command, Decision, Envelope, ErrorReply, InstanceId, Json, MsgId, Principal, Registration, Reply,
+    TraceId,
     command::Submit,
     envelope::{EXPIRES_IN_MAX_MS, Source},
     frame::{Answer, MessageView},
@@ -27,11 +28,13 @@ impl Shared {
         let mut maybe_done = false;
         let mut leadership = self.replica.leadership();
         loop {
-            let now = leadership.borrow_and_update().clone();
+            let now = *leadership.borrow_and_update();
             let attempt = async {
                 match now.leader {
                     _ if now.leading => self.leader.propose(vec![command.clone()]).await,
-                    Some(leader) if leader != self.node_id => self.peers.propose(leader, vec![command.clone()]).await,
+                    Some(leader) if leader != self.node_id => {
+                        self.peers.propose(leader, vec![command.clone()]).await
+                    }
                     _ => Err(leader::no_leader()),
                 }
             };
@@ -62,7 +65,7 @@ impl Shared {
     pub async fn read_barrier(&self, deadline: Instant) -> Result<(), ErrorReply> {
         let mut leadership = self.replica.leadership();
         loop {
-            let now = leadership.borrow_and_update().clone();
+            let now = *leadership.borrow_and_update();
             let index = async {
                 match now.leader {
                     _ if now.leading => self.replica.read_index().await.map_err(|_| leader::no_leader()),
@@ -100,9 +103,12 @@ impl Shared {
         let submit = self.check(principal, envelope, sent_at_ms)?;
         let msg_id = submit.msg_id.clone();
         if self.low_on_disk() {
-            return Err(ErrorReply::new(Code::DiskFull, "this node's disk is nearly full: free some space on it")
-                .with_msg_id(&msg_id)
-                .with_retry_after_ms(5_000));
+            return Err(ErrorReply::new(
+                Code::DiskFull,
+                "this node's disk is nearly full: free some space on it",
+            )
+            .with_msg_id(&msg_id)
+            .with_retry_after_ms(5_000));
         }
         let ended = wait_until.map(|_| self.waiters.wait(&msg_id));
         let accepted = match self.known(&submit)? {
@@ -111,7 +117,9 @@ impl Shared {
         };
         let answer = match accepted {
             Ok(Reply::Message(record)) => match (wait_until, ended) {
-                (Some(until), Some(ended)) if !record.state.is_final() => self.wait_for_end(*record, ended, until).await,
+                (Some(until), Some(ended)) if !record.state.is_final() => {
+                    self.wait_for_end(*record, ended, until).await
+                }
                 _ => self.view(*record, false).map(super::message_answer),
             },
             Ok(_) => Err(ErrorReply::new(Code::Internal, "a submission was answered with something else")),
@@ -128,13 +136,21 @@ impl Shared {
             Some(record) if record.content_hash == submit.content_hash && record.source == submit.source => {
                 Ok(Some(record))
             }
-            Some(_) => Err(ErrorReply::new(Code::MsgIdConflict, "this msg_id is taken by a message with other content")
-                .with_msg_id(&submit.msg_id)),
+            Some(_) => Err(ErrorReply::new(
+                Code::MsgIdConflict,
+                "this msg_id is taken by a message with other content",
+            )
+            .with_msg_id(&submit.msg_id)),
             None => Ok(None),
         }
     }
 
-    fn check(&self, principal: &Principal, mut envelope: Envelope, sent_at_ms: Option<u64>) -> Result<Submit, ErrorReply> {
+    fn check(
+        &self,
+        principal: &Principal,
+        mut envelope: Envelope,
+        sent_at_ms: Option<u64>,
+    ) -> Result<Submit, ErrorReply> {
         let rules = self.rules();
         envelope.validate(&rules.rules.limits)?;
         let source = match &envelope.source {
@@ -142,8 +158,13 @@ impl Shared {
             None => principal.own_agent_id(),
         };
         if !principal.acts_for(&source) {
-            let message = format!("{principal} may not send as {source}: leave source out, or use that agent's certificate");
-            return Err(ErrorReply { field: Some("source.agent_id".into()), ..ErrorReply::new(Code::Forbidden, message) });
+            let message = format!(
+                "{principal} may not send as {source}: leave source out, or use that agent's certificate"
+            );
+            return Err(ErrorReply {
+                field: Some("source.agent_id".into()),
+                ..ErrorReply::new(Code::Forbidden, message)
+            });
         }
         let expires_in_ms = match (&envelope.expires_in_ms, &envelope.expire_at) {
             (Some(ms), _) => *ms,
@@ -160,7 +181,18 @@ impl Shared {
         let shape = envelope.payload.as_ref().map(Json::shape).unwrap_or_default();
         let decision = Decision::Wait { reason: PendingReason::DecisionStale, warnings: Vec::new() };
         let author = principal.clone();
-        Ok(Submit { msg_id, trace_id, envelope, source, target, content_hash, shape, expires_in_ms, author, decision })
+        Ok(Submit {
+            msg_id,
+            trace_id,
+            envelope,
+            source,
+            target,
+            content_hash,
+            shape,
+            expires_in_ms,
+            author,
+            decision,
+        })
     }
 
     /// Waits until the message ends, or as long as the caller wanted; then says how it stands.
@@ -199,7 +231,8 @@ impl Shared {
         // No machine's calendar takes part: cluster time now, minus how long the run has lasted.
         let started_ms = self.clock.cluster_ms().saturating_sub(uptime_ms);
         let author = principal.clone();
-        let command = Command::Register { registration: Box::new(registration), instance, started_ms, author };
+        let command =
+            Command::Register { registration: Box::new(registration), instance, started_ms, author };
         match self.propose(command, deadline).await? {
             Reply::Agent(record) => Ok(Answer::Registered {
                 instance: record.instance,
@@ -221,10 +254,13 @@ impl Shared {
         let limits = self.limits();
         let (excerpt, result, cost) = outcome;
         if result.as_str().len() > limits.result_bytes {
-            return Err(ErrorReply::too_large("result", result.as_str().len(), limits.result_bytes).with_msg_id(&msg_id));
+            return Err(ErrorReply::too_large("result", result.as_str().len(), limits.result_bytes)
+                .with_msg_id(&msg_id));
         }
         if excerpt.len() > limits.excerpt_bytes {
-            return Err(ErrorReply::too_large("excerpt", excerpt.len(), limits.excerpt_bytes).with_msg_id(&msg_id));
+            return Err(
+                ErrorReply::too_large("excerpt", excerpt.len(), limits.excerpt_bytes).with_msg_id(&msg_id)
+            );
         }
         self.report_on(Command::Complete { msg_id, attempt, holder, excerpt, result, cost }, deadline).await
     }
@@ -286,8 +322,9 @@ fn id<T>(prefix: &str, unique: &str, parse: impl Fn(&str) -> Result<T, reach_pro
 /// Time left by the clock that made both times: only their difference counts.
 fn remaining_ms(expire_at: &str, sent_at_ms: Option<u64>) -> Result<u64, ErrorReply> {
     let bad = |message: &str| ErrorReply::invalid("expire_at", message);
-    let at: jiff::Timestamp =
-        expire_at.parse().map_err(|_| bad("expire_at must be an RFC 3339 time, such as 2026-12-01T12:00:00Z"))?;
+    let at: jiff::Timestamp = expire_at
+        .parse()
+        .map_err(|_| bad("expire_at must be an RFC 3339 time, such as 2026-12-01T12:00:00Z"))?;
     let sent_at_ms = sent_at_ms.unwrap_or_else(calendar_ms);
     let remaining = at.as_millisecond().saturating_sub(sent_at_ms as i64);
     match u64::try_from(remaining) {

@@ -43,7 +43,8 @@ impl Handle {
     pub async fn propose(&self, commands: Vec<Command>) -> Proposed {
         let (answer, answered) = oneshot::channel();
         self.0.try_send(Proposal { commands, answer }).map_err(|_| {
-            ErrorReply::new(Code::Overloaded, "the leader's queue is full").with_retry_after_ms(RETRY_AFTER_MS)
+            ErrorReply::new(Code::Overloaded, "the leader's queue is full")
+                .with_retry_after_ms(RETRY_AFTER_MS)
         })?;
         answered.await.unwrap_or_else(|_| Err(unknown()))
     }
@@ -62,7 +63,7 @@ pub async fn run(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Proposal>) {
     let mut applied = shared.replica.applied();
     let mut tick = tokio::time::interval(Duration::from_millis(TICK_MS));
     loop {
-        let now = leadership.borrow_and_update().clone();
+        let now = *leadership.borrow_and_update();
         if now.leading {
             shared.clock.applied(applied.borrow_and_update().stamp);
             Term::begin(&shared, now.term).run(&mut inbox).await;
@@ -88,8 +89,11 @@ struct Term<'a> {
     known: u64,
     next_ticket: Ticket,
     requests: HashMap<Ticket, Request>,
-    queue: Vec<(Option<Ticket>, Command)>,
+    queue: Batch,
 }
+
+/// Commands on their way, with whom their replies answer.
+type Batch = Vec<(Option<Ticket>, Command)>;
 
 /// One request may carry several commands; it is answered when all of them are.
 struct Request {
@@ -138,7 +142,7 @@ impl<'a> Term<'a> {
             tokio::select! {
                 biased;
                 changed = leadership.changed() => {
-                    let now = leadership.borrow_and_update().clone();
+                    let now = *leadership.borrow_and_update();
                     if changed.is_err() || !now.leading || now.term != self.term {
                         break;
                     }
@@ -230,7 +234,7 @@ impl<'a> Term<'a> {
     }
 
     /// Closes the open batch into an entry.
-    fn next_entry(&mut self) -> impl Future<Output = (Vec<(Option<Ticket>, Command)>, Result<Vec<Reply>, ProposeError>)> + use<> {
+    fn next_entry(&mut self) -> impl Future<Output = (Batch, Result<Vec<Reply>, ProposeError>)> + use<> {
         let mut bytes = 0;
         let fits = |(_, command): &&(Option<Ticket>, Command)| {
             bytes += body_bytes(command);
@@ -247,12 +251,14 @@ impl<'a> Term<'a> {
         }
     }
 
-    fn answered(&mut self, batch: Vec<(Option<Ticket>, Command)>, result: Result<Vec<Reply>, ProposeError>) {
+    fn answered(&mut self, batch: Batch, result: Result<Vec<Reply>, ProposeError>) {
         let now_ms = self.now_ms();
         let replies = match result {
             Ok(replies) => replies.into_iter().map(Ok).collect(),
             // Certainly not done: the requests may be proposed again, here or elsewhere.
-            Err(ProposeError::NotLeader { .. } | ProposeError::Discarded) => vec![Ok(Reply::Void); batch.len()],
+            Err(ProposeError::NotLeader { .. } | ProposeError::Discarded) => {
+                vec![Ok(Reply::Void); batch.len()]
+            }
             Err(error @ ProposeError::TooLarge { .. }) => {
                 vec![Err(ErrorReply::new(Code::TooLarge, error.to_string())); batch.len()]
             }
@@ -295,7 +301,9 @@ impl<'a> Term<'a> {
 /// What a command's bodies weigh, for the bound on an entry.
 fn body_bytes(command: &Command) -> usize {
     let body = match command {
-        Command::Submit(submit) => submit.envelope.payload.as_ref().map_or(0, |payload| payload.as_str().len()),
+        Command::Submit(submit) => {
+            submit.envelope.payload.as_ref().map_or(0, |payload| payload.as_str().len())
+        }
         Command::Complete { result, .. } => result.as_str().len(),
         _ => 0,
     };

@@ -12,7 +12,10 @@ mod waiters;
 use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
 use reach_config::NodeConfig;
-use reach_protocol::{Limits, Name, NodeId, RulesRecord, codec, frame::{Answer, MessageView, NodeReport}};
+use reach_protocol::{
+    Limits, Name, NodeId, RulesRecord, codec,
+    frame::{Answer, MessageView, NodeReport},
+};
 use reach_raft::{Member, Replica};
 use reach_storage::{LogStore, MetaKey, Space, Tables, rocks};
 use reach_transport::{Credentials, Door, Endpoint};
@@ -51,7 +54,7 @@ impl Shared {
 
     /// What this node says of itself.
     pub fn report(&self) -> NodeReport {
-        let leadership = self.replica.leadership().borrow().clone();
+        let leadership = *self.replica.leadership().borrow();
         let applied = *self.replica.applied().borrow();
         NodeReport {
             pid: std::process::id(),
@@ -107,17 +110,25 @@ impl Node {
         check_identity(&config, fingerprint(&peer_tls.ca_pem), &*store.log, &*store.tables).await?;
 
         let peer_options = reach_transport::Options::peer();
-        let peer_endpoint = Endpoint::server(config.peer_listen, Door::Peer, cluster.clone(), &peer_tls, peer_options)
-            .map_err(Exit::transport)?;
-        let client_options = reach_transport::Options::client();
-        let client_endpoint =
-            Endpoint::server(config.client_listen, Door::Client, cluster.clone(), &client_tls, client_options)
+        let peer_endpoint =
+            Endpoint::server(config.peer_listen, Door::Peer, cluster.clone(), &peer_tls, peer_options)
                 .map_err(Exit::transport)?;
+        let client_options = reach_transport::Options::client();
+        let client_endpoint = Endpoint::server(
+            config.client_listen,
+            Door::Client,
+            cluster.clone(),
+            &client_tls,
+            client_options,
+        )
+        .map_err(Exit::transport)?;
 
         let initial_members: BTreeMap<NodeId, Member> = config
             .nodes
             .iter()
-            .map(|(id, node)| (*id, Member { peer_addr: node.peer.to_string(), client_addr: node.client.to_string() }))
+            .map(|(id, node)| {
+                (*id, Member { peer_addr: node.peer.to_string(), client_addr: node.client.to_string() })
+            })
             .collect();
 
         let stop = CancellationToken::new();
@@ -125,10 +136,15 @@ impl Node {
         let peers = peers::Peers::new(node_id, cluster.clone(), peer_endpoint.clone(), &initial_members);
         let snapshots = config.data_dir.join("snapshots");
         let raft_options = reach_raft::Options { fact_bytes, ..reach_raft::Options::new(snapshots) };
-        let replica =
-            Replica::start(raft_options, node_id, store.log.clone(), store.tables.clone(), Arc::new(peers.clone()))
-                .await
-                .map_err(Exit::raft)?;
+        let replica = Replica::start(
+            raft_options,
+            node_id,
+            store.log.clone(),
+            store.tables.clone(),
+            Arc::new(peers.clone()),
+        )
+        .await
+        .map_err(Exit::raft)?;
 
         let (leader, leader_inbox) = leader::Handle::new();
         let (delivery, delivery_inbox) = delivery::Handle::new();
@@ -272,7 +288,12 @@ fn fingerprint(ca_pem: &str) -> String {
 }
 
 /// Refuses another cluster's or another node's data, and data that lost its identity.
-async fn check_identity(config: &NodeConfig, cluster_id: String, log: &dyn LogStore, tables: &dyn Tables) -> Result<(), Exit> {
+async fn check_identity(
+    config: &NodeConfig,
+    cluster_id: String,
+    log: &dyn LogStore,
+    tables: &dyn Tables,
+) -> Result<(), Exit> {
     let stored = log.meta(MetaKey::Identity).map_err(Exit::disk)?;
     let dir = config.data_dir.display();
     let Some(bytes) = stored else {
@@ -285,16 +306,20 @@ async fn check_identity(config: &NodeConfig, cluster_id: String, log: &dyn LogSt
         }
         let identity = Identity {
             cluster: config.cluster.clone(),
-            cluster_id: cluster_id,
+            cluster_id,
             node_id: config.node_id,
             incarnation: ulid::Ulid::generate().to_string(),
         };
         let (done, written) = tokio::sync::oneshot::channel();
         let on_disk = Box::new(move |result| drop(done.send(result)));
         log.put_meta(MetaKey::Identity, codec::encode(&identity), on_disk);
-        return written.await.map_err(|_| Exit::identity("the log's writer is gone".into()))?.map_err(Exit::disk);
+        return written
+            .await
+            .map_err(|_| Exit::identity("the log's writer is gone".into()))?
+            .map_err(Exit::disk);
     };
-    let identity: Identity = codec::decode("identity", &bytes).map_err(|error| Exit::identity(error.to_string()))?;
+    let identity: Identity =
+        codec::decode("identity", &bytes).map_err(|error| Exit::identity(error.to_string()))?;
     let mine = (&config.cluster, &cluster_id, config.node_id);
     let theirs = (&identity.cluster, &identity.cluster_id, identity.node_id);
     if mine == theirs {

@@ -51,7 +51,12 @@ struct Outbound {
 }
 
 impl Peers {
-    pub fn new(node_id: NodeId, cluster: Name, endpoint: Endpoint, members: &BTreeMap<NodeId, Member>) -> Self {
+    pub fn new(
+        node_id: NodeId,
+        cluster: Name,
+        endpoint: Endpoint,
+        members: &BTreeMap<NodeId, Member>,
+    ) -> Self {
         let addresses = members.iter().map(|(id, member)| (*id, member.peer_addr.clone())).collect();
         Self(Arc::new(Inner {
             node_id,
@@ -104,14 +109,17 @@ impl Peers {
     }
 
     async fn ask(&self, node: NodeId, id: u64, frame: &PeerFrame) -> Result<PeerFrame, ErrorReply> {
-        let not_linked = || ErrorReply::new(Code::NoLeader, format!("no link to {node}")).with_retry_after_ms(50);
+        let not_linked =
+            || ErrorReply::new(Code::NoLeader, format!("no link to {node}")).with_retry_after_ms(50);
         let outbound = self.links().get(&node).cloned().ok_or_else(not_linked)?;
         let (sender, answered) = oneshot::channel();
         self.asked().insert(id, (outbound.connection.id(), sender));
         // Whoever stops waiting (a deadline, a caller that left) takes its entry away.
         let _forget = Forget { peers: self, id };
         outbound.tx.send(codec::encode(frame)).map_err(|_| not_linked())?;
-        answered.await.map_err(|_| ErrorReply::new(Code::OutcomeUnknown, format!("the link to {node} was lost")))
+        answered
+            .await
+            .map_err(|_| ErrorReply::new(Code::OutcomeUnknown, format!("the link to {node} was lost")))
     }
 
     fn links(&self) -> std::sync::MutexGuard<'_, HashMap<NodeId, Outbound>> {
@@ -123,7 +131,8 @@ impl Peers {
     }
 
     async fn dial_now(&self, node: NodeId, address: &str) -> Result<Outbound, String> {
-        let mut addresses = tokio::net::lookup_host(address).await.map_err(|error| format!("{address}: {error}"))?;
+        let mut addresses =
+            tokio::net::lookup_host(address).await.map_err(|error| format!("{address}: {error}"))?;
         let address = addresses.next().ok_or_else(|| format!("{address} has no address"))?;
         let connect = self.0.endpoint.connect(address, &self.0.cluster, Some(node));
         let connection = connect.await.map_err(|error| error.to_string())?;
@@ -146,7 +155,9 @@ impl Peers {
                 }
             };
             let id = match &frame {
-                PeerFrame::Proposed { id, .. } | PeerFrame::ReadAt { id, .. } | PeerFrame::Reported { id, .. } => *id,
+                PeerFrame::Proposed { id, .. }
+                | PeerFrame::ReadAt { id, .. }
+                | PeerFrame::Reported { id, .. } => *id,
                 _ => continue,
             };
             let asked = self.asked().remove(&id);
@@ -170,7 +181,8 @@ impl Peers {
             match outbound {
                 Some(outbound) => drop(outbound.connection.closed().await),
                 None => {
-                    let address = self.0.addresses.lock().expect("no panic while it is held").get(&node).cloned();
+                    let address =
+                        self.0.addresses.lock().expect("no panic while it is held").get(&node).cloned();
                     let Some(address) = address else { return };
                     match tokio::time::timeout(DIAL_MAX, self.dial_now(node, &address)).await {
                         Ok(Ok(_)) => continue,
@@ -202,7 +214,7 @@ impl Dial for Peers {
         Box::pin(async move {
             let outbound = peers.links().get(&to).cloned();
             let outbound = outbound.ok_or_else(|| DialError::new(format!("no link to {to}")))?;
-            outbound.connection.open(RAFT_STREAM).await.map_err(|error| DialError::new(error))
+            outbound.connection.open(RAFT_STREAM).await.map_err(DialError::new)
         })
     }
 }
@@ -251,6 +263,8 @@ async fn serve(shared: Arc<Shared>, connection: Connection) {
         () = frames => {}
     }
     connection.close("done");
+    // Agents it held get one whole TTL from here to attach to another node.
+    shared.heartbeats.node_lost(shared.clock.mono_ms(), node);
 }
 
 async fn accept_raft(shared: Arc<Shared>, connection: Connection) {
@@ -286,7 +300,7 @@ fn answer(shared: &Arc<Shared>, node: NodeId, tx: &LinkTx, frame: PeerFrame) {
         }
         PeerFrame::Ages { ages } => shared.heartbeats.report(now_ms, node, &ages),
         PeerFrame::Clock { term, stamp } => {
-            let leadership = shared.replica.leadership().borrow().clone();
+            let leadership = *shared.replica.leadership().borrow();
             if leadership.term == term && leadership.leader == Some(node) {
                 shared.clock.told(stamp, shared.replica.applied().borrow().stamp);
             }

@@ -55,7 +55,9 @@ impl Shared {
             (Ok(record), Some(until), Some(ended)) if !record.state.is_final() => {
                 self.wait_for_end((*record).clone(), ended, until).await
             }
-            (Ok(record), waited, _) => self.view((*record).clone(), waited.is_none()).map(super::message_answer),
+            (Ok(record), waited, _) => {
+                self.view((*record).clone(), waited.is_none()).map(super::message_answer)
+            }
             (Err(error), ..) => Err(error),
         };
         self.waiters.forget(&msg_id);
@@ -65,7 +67,10 @@ impl Shared {
     pub fn read_payload(&self, principal: &Principal, msg_id: &MsgId) -> Result<Answer, ErrorReply> {
         self.visible(principal, msg_id)?;
         let envelope = self.replica.tables().envelope(msg_id).map_err(|error| self.damaged(&error))?;
-        envelope.and_then(|envelope| envelope.payload).map(Answer::Body).ok_or_else(|| not_found("payload", msg_id))
+        envelope
+            .and_then(|envelope| envelope.payload)
+            .map(Answer::Body)
+            .ok_or_else(|| not_found("payload", msg_id))
     }
 
     pub fn read_result(&self, principal: &Principal, msg_id: &MsgId) -> Result<Answer, ErrorReply> {
@@ -91,19 +96,28 @@ impl Shared {
             return Err(ErrorReply::new(Code::NotFound, format!("no trace {trace_id}")));
         }
         if !messages.values().any(|record| self.may_see(principal, record)) {
-            return Err(ErrorReply::new(Code::Forbidden, format!("{principal} takes no part in trace {trace_id}")));
+            return Err(ErrorReply::new(
+                Code::Forbidden,
+                format!("{principal} takes no part in trace {trace_id}"),
+            ));
         }
         let mut messages: Vec<_> = messages.into_values().collect();
         messages.sort_by(|a, b| (a.flow_seq, &a.msg_id).cmp(&(b.flow_seq, &b.msg_id)));
         Ok(Answer::Trace { hops, messages, as_of: self.as_of() })
     }
 
-    pub fn list_messages(&self, principal: &Principal, limit: u32, after: Option<&MsgId>) -> Result<Answer, ErrorReply> {
+    pub fn list_messages(
+        &self,
+        principal: &Principal,
+        limit: u32,
+        after: Option<&MsgId>,
+    ) -> Result<Answer, ErrorReply> {
         if !matches!(principal, Principal::User(_)) {
             return Err(ErrorReply::new(Code::Forbidden, "lists of messages are for users, not for agents"));
         }
         let limit = page(limit);
-        let mut items = self.replica.tables().messages(after, limit + 1).map_err(|error| self.damaged(&error))?;
+        let mut items =
+            self.replica.tables().messages(after, limit + 1).map_err(|error| self.damaged(&error))?;
         let more = items.len() > limit;
         items.truncate(limit);
         let next = items.last().filter(|_| more).map(|last| last.msg_id.clone());
@@ -153,7 +167,7 @@ impl Shared {
 
     /// The cluster as this node sees it, each node's own figures asked for now.
     pub async fn read_cluster(&self) -> Answer {
-        let leadership = self.replica.leadership().borrow().clone();
+        let leadership = *self.replica.leadership().borrow();
         let members = match self.replica.members() {
             members if members.is_empty() => self.initial_members.clone(),
             members => members,

@@ -73,7 +73,9 @@ pub async fn run(shared: Arc<Shared>) {
                     match shared.replica.tables().message(&msg_id) {
                         Ok(Some(record)) if record.state.is_final() => shared.waiters.ended(&record),
                         Ok(_) => {}
-                        Err(error) => tracing::warn!(%msg_id, %error, "a waiting caller's message can't be read"),
+                        Err(error) => {
+                            tracing::warn!(%msg_id, %error, "a waiting caller's message can't be read")
+                        }
                     }
                 }
             }

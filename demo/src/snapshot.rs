@@ -122,7 +122,8 @@ fn tracked_by_git(repo: &Path) -> Option<Vec<String>> {
         listing.split('\0').filter(|path| !path.is_empty()).map(Into::into).collect();
     paths.sort();
     paths.dedup();
-    Some(paths)
+    // A folder that a repository above leaves out is looked at as if there were none.
+    (!paths.is_empty()).then_some(paths)
 }
 
 /// Without git: every file below, hidden folders and the usual build folders left out.

@@ -46,7 +46,7 @@ pub struct Counted {
 /// The plain loop. It shares nothing with the snapshot but what counts as text.
 pub fn count_files(repo: &Path) -> anyhow::Result<Counted> {
     let listing = Command::new("git").arg("-C").arg(repo).args(["ls-files", "--stage", "-z"]).output();
-    let listing = listing.ok().filter(|output| output.status.success());
+    let listing = listing.ok().filter(|output| output.status.success() && !output.stdout.is_empty());
     let mut paths = BTreeSet::new();
     match listing {
         Some(output) => {
@@ -128,14 +128,19 @@ impl Evidence {
             read == self.counted && looked_at && summary.totals.files == self.recomputed.scans.len() as u64
         };
         let holds = reported.clone().all(|summary| summary.is_some_and(equal));
-        let in_report: Vec<String> = reported
-            .map(|summary| summary.map_or("none".into(), |s| format!("{} of {}", s.totals.files, s.tracked)))
+        let in_reports: Vec<String> = reported
+            .map(|summary| {
+                let of = |s: &crate::summary::Summary| {
+                    format!("{} of {}, results for {}", s.text, s.tracked, s.totals.files)
+                };
+                summary.map_or("none".into(), of)
+            })
             .collect();
         let text = format!(
             "text files counted by a plain loop: {} of {} = in the reports: {}",
             self.counted.text,
             self.counted.tracked,
-            in_report.join(" and ")
+            in_reports.join("; ")
         );
         line(holds, text)
     }

@@ -13,7 +13,7 @@ use anyhow::{Context as _, bail};
 use reach_client::Client;
 use reach_config::{
     context::Contexts,
-    layout::{ADMIN_DIR, CLIENT_CA_KEY, Layout, NODE_FILE},
+    layout::{ADMIN_DIR, CLIENT_CA, CLIENT_CA_KEY, Layout, NODE_FILE},
 };
 use reach_protocol::{
     Code, Name, NodeId,
@@ -156,9 +156,16 @@ fn make_context(contexts: &Contexts, dir: &Path) -> anyhow::Result<()> {
     let admin = dir.join(ADMIN_DIR);
     let name = Name::parse(DEV)?;
     let folder = contexts.dir(&name);
-    if folder.exists() {
+    // An agent's certificate in it is good as long as the CA is the same.
+    let is_its_own =
+        std::fs::read(folder.join(CLIENT_CA)).ok() == Some(std::fs::read(admin.join(CLIENT_CA))?);
+    if folder.exists() && !is_its_own {
         std::fs::remove_dir_all(&folder)
             .with_context(|| format!("{} can't be replaced", folder.display()))?;
+    }
+    if folder.exists() {
+        contexts.make_current(DEV)?;
+        return Ok(());
     }
     let context = contexts.add_from(DEV, &admin)?;
     let key = std::fs::read(admin.join(CLIENT_CA_KEY))?;

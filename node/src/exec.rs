@@ -5,8 +5,8 @@
 use std::{process::Stdio, sync::Arc};
 
 use command_fds::{CommandFdExt, FdMapping};
-use reach_client::{Agent, Credentials, Done, Failure, Task};
-use reach_config::Context;
+use reach_client::{Agent, Done, Failure, Task};
+use reach_config::Contexts;
 use reach_protocol::{AgentId, Json, Limits, Money};
 use serde::Deserialize;
 
@@ -38,18 +38,18 @@ pub struct Program {
 }
 
 /// `agents run`: attaches the agent and serves until it is interrupted or fenced.
-pub async fn serve(args: &AgentsRun, context: &Context, global: &Global) -> Result<(), cli::Failure> {
+pub async fn serve(args: &AgentsRun, contexts: &Contexts, global: &Global) -> Result<(), cli::Failure> {
     let [program, rest @ ..] = &args.command[..] else {
         return Err(cli::Failure::usage("give the command after --"));
     };
     let agent_id = args.id.clone().map_or_else(|| default_id(program), Ok)?;
-    let mut options = crate::online::options(context, global)?;
-    let files = cli::certs::for_agent(context, &agent_id)?;
-    options.credentials = Credentials::load(&files.ca, &files.cert, &files.key)?;
+    let context = contexts.current(global.context.as_deref())?;
+    let options = crate::online::options_as(&context, global, &agent_id)?;
     let program =
         Arc::new(Program { program: program.clone(), args: rest.to_vec(), excerpt_from: args.excerpt_from });
 
-    let inbox = context.dir.join("inboxes").join(agent_id.as_str());
+    // Not in the context's folder: what an agent has answered for outlives a context.
+    let inbox = contexts.home().join("inboxes").join(context.cluster.as_str()).join(agent_id.as_str());
     let mut agent = Agent::builder(&*agent_id).max_concurrency(args.slots).inbox_dir(inbox);
     for capability in &args.capabilities {
         agent = agent.capability(capability.name.as_str(), capability.weight);

@@ -55,7 +55,7 @@ async fn run(args: Args, output: Output) -> Result<(), Failure> {
             output.print(&certs::ls(dir.as_deref(), &contexts()?, choice)?)
         }
         Command::Agents(agent_reach::cli::args::AgentsCommand::Run(run)) => {
-            exec::serve(run, &contexts()?.current(choice)?, &args.global).await
+            exec::serve(run, &contexts()?, &args.global).await
         }
         command => online::run(command, &contexts()?.current(choice)?, &args.global, output).await,
     }

@@ -2,10 +2,10 @@
 
 use std::{io::Read, path::Path, time::Duration};
 
-use reach_client::{Client, Options};
+use reach_client::{Client, Credentials, Options};
 use reach_config::Context;
 use reach_protocol::{
-    Code, Envelope, ErrorReply, InstanceId, Json, MsgId, Registration,
+    AgentId, Code, Envelope, ErrorReply, InstanceId, Json, MsgId, Registration,
     envelope::{Affinity, Response},
     frame::{Answer, Request},
 };
@@ -18,6 +18,7 @@ use crate::{
             AgentsCommand, AgentsLs, ClusterCommand, Command, Format, Global, MessagesCommand, RulesCommand,
             Send,
         },
+        certs,
     },
     show::{self, Shown},
 };
@@ -34,6 +35,13 @@ pub fn options(context: &Context, global: &Global) -> Result<Options, Failure> {
     options.connect_timeout = options.connect_timeout.min(global.timeout);
     options.request_timeout = global.timeout;
     Ok(options)
+}
+
+/// The same with the agent's own certificate, issued on first use where the context may.
+pub fn options_as(context: &Context, global: &Global, agent_id: &AgentId) -> Result<Options, Failure> {
+    let files = certs::for_agent(context, agent_id)?;
+    let credentials = Credentials::load(&files.ca, &files.cert, &files.key)?;
+    Ok(Options { credentials, ..options(context, global)? })
 }
 
 pub async fn run(
@@ -57,7 +65,12 @@ pub async fn run(
                 _ => Err(unexpected()),
             }
         }
-        Command::Agents(AgentsCommand::Register { file }) => session.agents_register(file).await,
+        Command::Agents(AgentsCommand::Register { file }) => {
+            let registration: Registration = reach_protocol::envelope::from_json(&read(file)?)?;
+            let options = options_as(context, global, &registration.agent_id)?;
+            let session = Session { client: Client::connect(options).await?, ..session };
+            session.agents_register(registration).await
+        }
         Command::Send(send) => session.send(send).await,
         Command::Messages(MessagesCommand::Ls { limit, after }) => {
             match session.ask(Request::Messages { limit: *limit, after: after.clone() }).await? {
@@ -129,8 +142,7 @@ impl Session {
         }
     }
 
-    async fn agents_register(&self, file: &Path) -> Result<(), Failure> {
-        let registration: Registration = reach_protocol::envelope::from_json(&read(file)?)?;
+    async fn agents_register(&self, registration: Registration) -> Result<(), Failure> {
         let agent_id = registration.agent_id.clone();
         let instance =
             InstanceId::parse(&format!("i_{}", ulid::Ulid::generate())).expect("a ULID is legal in an id");

@@ -279,19 +279,29 @@ impl Client {
         state: AgentState,
         deadline: Instant,
     ) -> Result<Answer, ErrorReply> {
-        self.shared.read_barrier(deadline).await?;
-        let record = self.shared.replica.tables().live().agents.get(agent_id).cloned();
-        let Some(record) = record.filter(|record| record.instance == instance) else {
-            return Err(ErrorReply::new(
-                Code::StaleInstance,
-                "a later run of this agent took its place: stop this run",
-            ));
-        };
-        let liveness_seq = record.liveness_seq;
-        let reason = StateReason::Asked;
-        let command =
-            Command::SetLiveness { agent_id: agent_id.clone(), instance, liveness_seq, state, reason };
-        self.shared.propose(command, deadline).await.map(|_| Answer::Done)
+        // The heartbeats may change it in between: then the change is asked for again.
+        loop {
+            self.shared.read_barrier(deadline).await?;
+            let record = self.shared.replica.tables().live().agents.get(agent_id).cloned();
+            let Some(record) = record.filter(|record| record.instance == instance) else {
+                return Err(ErrorReply::new(
+                    Code::StaleInstance,
+                    "a later run of this agent took its place: stop this run",
+                ));
+            };
+            // Offline is further than draining.
+            if record.state >= state {
+                return Ok(Answer::Done);
+            }
+            let command = Command::SetLiveness {
+                agent_id: agent_id.clone(),
+                instance: instance.clone(),
+                liveness_seq: record.liveness_seq,
+                state,
+                reason: StateReason::Asked,
+            };
+            self.shared.propose(command, deadline).await?;
+        }
     }
 
     fn holder(&self, agent_id: AgentId, instance: InstanceId) -> Result<Holder, ErrorReply> {

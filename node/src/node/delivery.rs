@@ -28,8 +28,8 @@ const SWEEP_EVERY: Duration = Duration::from_millis(250);
 const DISPATCHED_AFTER_MS: u64 = 1_000;
 /// Attach requests and closed connections that may wait for the task.
 const QUEUE_MAX: usize = 4_096;
-/// How long the record that a task was sent may take; nothing waits for it.
-const DISPATCHED_MAX: Duration = Duration::from_secs(5);
+/// How long a command may take that nobody waits for.
+const ASIDE_MAX: Duration = Duration::from_secs(5);
 
 /// Where a session's frames go.
 #[derive(Clone, Debug)]
@@ -283,6 +283,44 @@ impl Sessions {
         let session = Session { instance, line, open: BTreeMap::new(), echo_due_ms: now_ms };
         self.sessions.insert(agent_id.clone(), session);
         self.list(&agent_id, held);
+        self.release_what_is_over(&agent_id, held);
+    }
+
+    /// Slots of messages that ended while the agent was away, and that it knows nothing of: nobody
+    /// else will say that they are free.
+    fn release_what_is_over(&self, agent_id: &AgentId, held: &[Held]) {
+        let Some(session) = self.sessions.get(agent_id) else { return };
+        let live = self.shared.replica.tables().live();
+        let over: Vec<Command> = live
+            .slots
+            .get(agent_id)
+            .into_iter()
+            .flatten()
+            .filter(|(msg_id, slot)| {
+                slot.instance == session.instance && !live.messages.contains_key(*msg_id)
+            })
+            .filter(|(msg_id, _)| !held.iter().any(|held| held.msg_id == **msg_id))
+            .map(|(msg_id, slot)| Command::Release {
+                msg_id: msg_id.clone(),
+                attempt: slot.attempt,
+                holder: Holder { agent_id: agent_id.clone(), instance: slot.instance.clone() },
+            })
+            .collect();
+        drop(live);
+        for command in over {
+            self.propose_aside(command);
+        }
+    }
+
+    /// Proposes what nobody waits for. Lost, a slot stays taken until its own time is over, or a
+    /// record is missing.
+    fn propose_aside(&self, command: Command) {
+        let shared = self.shared.clone();
+        self.shared.clone().spawn(async move {
+            if let Err(error) = shared.propose(command, Instant::now() + ASIDE_MAX).await {
+                tracing::debug!(code = %error.code, "a command that nobody waits for was not taken");
+            }
+        });
     }
 
     fn verdict(&self, agent_id: &AgentId, instance: &InstanceId, held: &Held) -> Verdict {
@@ -411,6 +449,7 @@ impl Sessions {
         let now_ms = self.shared.clock.mono_ms();
         let rules = self.shared.rules();
         let mut again: Vec<(AgentId, MsgId)> = Vec::new();
+        let mut aside: Vec<Command> = Vec::new();
         for (agent_id, session) in &mut self.sessions {
             if now_ms >= session.echo_due_ms {
                 session.echo_due_ms = now_ms + rules.rules.liveness.heartbeat_ms;
@@ -429,14 +468,11 @@ impl Sessions {
                     let holder = Holder { agent_id: agent_id.clone(), instance: session.instance.clone() };
                     let command =
                         Command::Dispatched { msg_id: msg_id.clone(), attempt: open.attempt, holder };
-                    let shared = self.shared.clone();
-                    self.shared.clone().spawn(async move {
-                        // Lost, it is only a record that is missing.
-                        let _ = shared.propose(command, Instant::now() + DISPATCHED_MAX).await;
-                    });
+                    aside.push(command);
                 }
             }
         }
+        aside.into_iter().for_each(|command| self.propose_aside(command));
         for (agent_id, msg_id) in again {
             let record = self.shared.replica.tables().live().messages.get(&msg_id).cloned();
             match record {

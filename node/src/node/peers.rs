@@ -27,7 +27,7 @@ const RAFT_STREAM: u8 = 1;
 const REDIAL_AFTER: Duration = Duration::from_millis(200);
 const DIAL_MAX: Duration = Duration::from_secs(2);
 /// How long a node's own figures may take.
-const REPORT_MAX: Duration = Duration::from_secs(1);
+const REPORT_MAX: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Debug)]
 pub struct Peers(Arc<Inner>);
@@ -86,7 +86,7 @@ impl Peers {
         }
     }
 
-    /// None when the node does not answer within a second.
+    /// None when the node does not answer within half a second.
     pub async fn report(&self, node: NodeId) -> Option<NodeReport> {
         let id = self.next_id();
         let frame = PeerFrame::Report { id };

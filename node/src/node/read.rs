@@ -167,7 +167,6 @@ impl Shared {
 
     /// The cluster as this node sees it, each node's own figures asked for now.
     pub async fn read_cluster(&self) -> Answer {
-        let leadership = *self.replica.leadership().borrow();
         let members = match self.replica.members() {
             members if members.is_empty() => self.initial_members.clone(),
             members => members,
@@ -179,6 +178,8 @@ impl Shared {
             }
         });
         let reports = futures_util::future::join_all(reports).await;
+        // After the reports: a node that does not answer takes its time, and the leader may have changed.
+        let leadership = *self.replica.leadership().borrow();
         let nodes = members
             .iter()
             .zip(reports)

@@ -21,7 +21,7 @@ pub struct Options {
     pub connect_timeout: Duration,
     /// For one address, greeting included. Default 3 s; then the next address is tried.
     pub dial_timeout: Duration,
-    /// For one answer of one node, besides the time it was asked to wait. Default 5 s; then the
+    /// For one answer of one node, besides the time it was asked to wait. Default 1 s; then the
     /// request goes to another node.
     pub answer_timeout: Duration,
     /// For requests that name no time of their own, retries included. Default 30 s.
@@ -57,7 +57,7 @@ impl Options {
             credentials,
             connect_timeout: Duration::from_secs(10),
             dial_timeout: Duration::from_secs(3),
-            answer_timeout: Duration::from_secs(5),
+            answer_timeout: Duration::from_secs(1),
             request_timeout: Duration::from_secs(30),
             beat_timeout: Duration::from_secs(1),
             pause_min: Duration::from_millis(50),

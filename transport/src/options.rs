@@ -60,8 +60,8 @@ impl Options {
         Self {
             connect_timeout: Duration::from_secs(5),
             handshake_timeout: Duration::from_secs(5),
-            idle_timeout: Duration::from_secs(10),
-            keep_alive: Duration::from_secs(3),
+            idle_timeout: Duration::from_secs(4),
+            keep_alive: Duration::from_millis(1_300),
             queue_bytes_max: 16 << 20,
             stream_window_bytes: 2 << 20,
             connection_window_bytes: 8 << 20,

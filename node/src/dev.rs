@@ -17,7 +17,7 @@ use reach_config::{
 };
 use reach_protocol::{
     Code, Name, NodeId,
-    frame::{Answer, ClusterView, Request, Role},
+    frame::{Answer, ClusterView, NodeView, Request, Role},
 };
 use tokio::{
     process::{Child, Command},
@@ -206,9 +206,16 @@ async fn try_once(options: &reach_client::Options) -> anyhow::Result<(Client, Cl
     // A linearizable read: it succeeds when somebody leads and a majority follows.
     client.request(Request::Rules, timeout).await?;
     match client.request(Request::Cluster, timeout).await? {
-        Answer::Cluster(view) if view.leader.is_some() => Ok((client, *view)),
-        _ => bail!("no leader yet"),
+        Answer::Cluster(view) if view.leader.is_some() && view.nodes.iter().all(takes_part) => {
+            Ok((client, *view))
+        }
+        _ => bail!("not every node takes part yet"),
     }
+}
+
+/// A new node learns the membership before it votes.
+fn takes_part(node: &NodeView) -> bool {
+    node.report.as_ref().is_some_and(|report| matches!(report.role, Role::Leader | Role::Follower))
 }
 
 struct Nodes {

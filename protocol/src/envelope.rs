@@ -13,8 +13,9 @@ use crate::{
     money::Money,
 };
 
-/// What a caller hands in. Ids that are absent are made by the node that takes it in.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// What a caller hands in. Ids that are absent are made by the node that takes it in. `Debug` shows
+/// ids and the target only: intents and payloads never reach a log line.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Envelope {
     #[serde(default)]
@@ -148,6 +149,16 @@ pub const REQUIRED_CAPABILITIES_MAX: usize = 32;
 /// The shortest and the longest time a caller may give a message, in milliseconds.
 pub const EXPIRES_IN_MIN_MS: u64 = 1;
 pub const EXPIRES_IN_MAX_MS: u64 = 30 * 24 * 3600 * 1000;
+
+impl std::fmt::Debug for Envelope {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Envelope")
+            .field("msg_id", &self.msg_id)
+            .field("trace_id", &self.trace_id)
+            .field("target", &self.target)
+            .finish_non_exhaustive()
+    }
+}
 
 impl Envelope {
     /// A request for whoever has all of `capabilities`.

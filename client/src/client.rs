@@ -163,8 +163,13 @@ impl Client {
     /// Makes what is absent. Inside a handler the message becomes a child of the one handled, if
     /// this identity may speak for the agent that was given it.
     fn fill(&self, scope: Option<Scope>, mut envelope: Envelope) -> Envelope {
+        // A caller that names its message and no trace gets one from the cluster: made up here it
+        // would be new content each time the same message is sent.
         if envelope.msg_id.is_none() {
             envelope.msg_id = Some(made("m", MsgId::parse));
+            if scope.is_none() {
+                envelope.trace_id.get_or_insert_with(|| made("t", TraceId::parse));
+            }
         }
         if let Some(scope) = scope {
             envelope.trace_id.get_or_insert_with(|| scope.trace_id.clone());
@@ -179,7 +184,6 @@ impl Client {
         if let Some(agent_id) = &self.agent_id {
             envelope.source.get_or_insert_with(|| source_of(agent_id));
         }
-        envelope.trace_id.get_or_insert_with(|| made("t", TraceId::parse));
         envelope
     }
 }

@@ -54,6 +54,7 @@ impl Error {
             Self::Timeout { .. } | Self::Unknown { .. } => Code::OutcomeUnknown,
             Self::Unreachable { .. } => Code::NoLeader,
             Self::Closed | Self::Invalid(_) | Self::Transport(_) => Code::Invalid,
+            Self::Inbox(InboxError::Locked { .. }) => Code::Invalid,
             Self::Inbox(_) | Self::Unexpected { .. } => Code::Internal,
         }
     }

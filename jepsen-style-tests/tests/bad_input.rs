@@ -46,7 +46,7 @@ async fn a_node_that_can_not_start_says_why_and_what_to_do() -> anyhow::Result<(
     // The running node holds folder and ports.
     let (error, code) = with("c.toml", config.clone())?;
     assert!(error.contains("in use"), "{error}");
-    assert_eq!(code, Some(21));
+    assert_eq!(code, Some(20));
     let (error, code) =
         with("d.toml", format!("data_dir = \"elsewhere\"\n{}", without(&config, "data_dir")))?;
     assert!(error.contains("in use") && error.contains("port"), "{error}");

@@ -97,7 +97,6 @@ async fn repeats_conflicts_deadlines_and_fenced_runs_are_told() -> anyhow::Resul
     // The same id and content is the same message, on any node; other content is refused.
     let msg_id = MsgId::parse("m_twice")?;
     let envelope = Envelope { msg_id: Some(msg_id.clone()), ..request("gated") };
-    let envelope = Envelope { trace_id: Some(reach_protocol::TraceId::parse("t_twice")?), ..envelope };
     client.submit(envelope.clone()).await?;
     for node in cluster.node_ids() {
         let again = cluster.client_of(node).await?.submit(envelope.clone()).await?;

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use crate::exit;
 use anyhow::{Context as _, bail};
 use reach_client::Client;
 use reach_config::{
@@ -28,6 +29,8 @@ use tokio::{
 pub const DEV: &str = "dev";
 /// A node that ended is started again after this long.
 const RESTART_AFTER: Duration = Duration::from_secs(3);
+/// Exit codes that say that starting again won't help.
+const NOT_RESTARTED: [i32; 3] = [exit::USAGE as i32, exit::IDENTITY as i32, exit::DISK as i32];
 /// How long the nodes may take to serve.
 const READY_MAX: Duration = Duration::from_secs(30);
 /// How long a node may take to end by itself.
@@ -81,8 +84,8 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     };
     nodes.show(&view);
     println!("ready after {:.1} s. In another terminal:", started.elapsed().as_secs_f64());
-    println!("  agent-reach agents run --capability text.count -- wc -w");
-    println!("  agent-reach send --capability text.count --payload '\"how many words\"'");
+    println!("  agent-reach agents run --capability text.echo -- cat");
+    println!("  agent-reach send --capability text.echo --payload '\"hello\"'");
     if let Some(leader) = view.leader.and_then(|leader| nodes.pid(leader)) {
         println!("to see a failover: kill -9 {leader}");
     }
@@ -337,7 +340,10 @@ impl Nodes {
                 && let Some(status) = child.try_wait()?
             {
                 self.children[i].child = None;
-                if self.restart {
+                let is_for_a_person = status.code().is_some_and(|code| NOT_RESTARTED.contains(&code));
+                if is_for_a_person {
+                    println!("{id} ended ({status}) and stays down: {}", last_line(&self.log(id)));
+                } else if self.restart {
                     println!("{id} ended ({status}); it is started again in {} s", RESTART_AFTER.as_secs());
                     self.children[i].restart_at = Some(Instant::now() + RESTART_AFTER);
                 } else {

@@ -42,6 +42,11 @@ pub async fn serve(args: &AgentsRun, contexts: &Contexts, global: &Global) -> Re
     let [program, rest @ ..] = &args.command[..] else {
         return Err(cli::Failure::usage("give the command after --"));
     };
+    if !is_there(program) {
+        return Err(cli::Failure::usage(format!(
+            "there is no command {program}: check its path, or the PATH"
+        )));
+    }
     let agent_id = args.id.clone().map_or_else(|| default_id(program), Ok)?;
     let context = contexts.current(global.context.as_deref())?;
     let options = crate::online::options_as(&context, global, &agent_id)?;
@@ -74,6 +79,15 @@ pub async fn serve(args: &AgentsRun, contexts: &Contexts, global: &Global) -> Re
             None => Ok(()),
         },
     }
+}
+
+/// As the system would look for it: by its path, or in the folders of `PATH`.
+fn is_there(program: &str) -> bool {
+    if program.contains('/') {
+        return std::path::Path::new(program).is_file();
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
 }
 
 /// The host's name and the command's: the same on every start.

@@ -231,7 +231,13 @@ impl Session {
         }
         let text = match record.text.is_empty() {
             true => reach_config::rules::render(&record.rules),
-            false => record.text.clone(),
+            // A document that was shown before begins with that revision's line.
+            false => record
+                .text
+                .lines()
+                .skip_while(|line| line.starts_with("# revision "))
+                .collect::<Vec<_>>()
+                .join("\n"),
         };
         self.output.print_text(&format!("{}\n\n{}\n", shown.notes.join("\n"), text.trim_end()))
     }

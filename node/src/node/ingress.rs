@@ -25,6 +25,9 @@ impl Shared {
     /// Proposes one command, here or at the leader, again and again until the deadline: every
     /// command is safe to propose twice.
     pub async fn propose(&self, command: Command, deadline: Instant) -> Result<Reply, ErrorReply> {
+        if !matches!(command, Command::Init { .. }) {
+            self.must_be_initialised()?;
+        }
         let mut maybe_done = false;
         let mut leadership = self.replica.leadership();
         loop {
@@ -61,8 +64,17 @@ impl Shared {
         }
     }
 
+    fn must_be_initialised(&self) -> Result<(), ErrorReply> {
+        if self.replica.members().is_empty() {
+            let message = "this cluster is not initialised yet: run `agent-reach cluster init`, once";
+            return Err(ErrorReply::new(Code::NoLeader, message).with_retry_after_ms(1_000));
+        }
+        Ok(())
+    }
+
     /// After this, the tables here hold everything that was acknowledged anywhere before the call.
     pub async fn read_barrier(&self, deadline: Instant) -> Result<(), ErrorReply> {
+        self.must_be_initialised()?;
         let mut leadership = self.replica.leadership();
         loop {
             let now = *leadership.borrow_and_update();
@@ -123,7 +135,11 @@ impl Shared {
                 _ => self.view(*record, false).map(super::message_answer),
             },
             Ok(_) => Err(ErrorReply::new(Code::Internal, "a submission was answered with something else")),
-            Err(error) => Err(error.with_msg_id(&msg_id)),
+            // What was refused does not exist; what is unknown may.
+            Err(error) => match error.code {
+                Code::OutcomeUnknown | Code::MsgIdConflict => Err(error.with_msg_id(&msg_id)),
+                _ => Err(ErrorReply { msg_id: None, ..error }),
+            },
         };
         self.waiters.forget(&msg_id);
         answer

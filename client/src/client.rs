@@ -97,7 +97,7 @@ impl Client {
 
     /// The message as it stands, with its hops.
     pub async fn status(&self, msg_id: &MsgId) -> Result<MessageView, Error> {
-        let request = Request::Message { msg_id: msg_id.clone(), wait_ms: None, stale: false };
+        let request = Request::Message { msg_id: msg_id.clone(), wait_ms: None };
         message(self.request_by(&request, self.by_default()).await?)
     }
 
@@ -110,7 +110,7 @@ impl Client {
         loop {
             let remaining = deadline.saturating_duration_since(Instant::now());
             let wait_ms = Some(remaining.as_millis() as u64);
-            let request = Request::Message { msg_id: msg_id.clone(), wait_ms, stale: false };
+            let request = Request::Message { msg_id: msg_id.clone(), wait_ms };
             let answer = self.request_by(&request, deadline).await?;
             if let Some(response) = message(answer)?.response {
                 return Ok(response);

@@ -163,7 +163,7 @@ impl Connection {
             let (request, wait) = at_send(request, remaining);
             let within = remaining.min(wait + answer_timeout);
             let patience = remaining.min(within + Duration::from_secs(1));
-            let pause = match link.ask(request, within, patience).await {
+            let pause = match link.ask(request, self.shared.options.stale, within, patience).await {
                 Asked::Answered(Ok(answer)) => return Ok(*answer),
                 Asked::Answered(Err(reply)) if !may_pass(&reply) => return Err(Error::Refused(reply)),
                 Asked::Answered(Err(reply)) => {
@@ -222,7 +222,10 @@ impl Connection {
         loop {
             let remaining = deadline.saturating_duration_since(Instant::now());
             let within = remaining.min(self.shared.options.answer_timeout);
-            let refused = match link.ask(request.clone(), within, within + Duration::from_secs(1)).await {
+            let refused = match link
+                .ask(request.clone(), false, within, within + Duration::from_secs(1))
+                .await
+            {
                 Asked::Answered(Ok(answer)) => return Ok(*answer),
                 Asked::Answered(Err(reply)) if !may_pass(&reply) => return Err(Error::Refused(reply)),
                 Asked::Answered(Err(reply)) => Some(reply),
@@ -418,7 +421,7 @@ mod tests {
     #[test]
     fn a_wait_ends_before_its_deadline() {
         let msg_id = MsgId::parse("m1").unwrap();
-        let request = Request::Message { msg_id, wait_ms: Some(60_000), stale: false };
+        let request = Request::Message { msg_id, wait_ms: Some(60_000) };
         let (sent, wait) = at_send(&request, Duration::from_secs(4));
         assert_eq!(wait, Duration::from_millis(3_600));
         assert!(matches!(sent, Request::Message { wait_ms: Some(3_600), .. }));

@@ -126,7 +126,13 @@ impl Link {
     }
 
     /// One try. The node gets `within` to answer; a second more, and it counts as hung.
-    pub(crate) async fn ask(&self, request: Request, within: Duration, patience: Duration) -> Asked {
+    pub(crate) async fn ask(
+        &self,
+        request: Request,
+        stale: bool,
+        within: Duration,
+        patience: Duration,
+    ) -> Asked {
         let (id, answer) = {
             let mut calls = self.calls.lock().expect("no panic holds this lock");
             if calls.lost {
@@ -142,6 +148,7 @@ impl Link {
         let frame = codec::encode(&ClientFrame::Request {
             id,
             timeout_ms: (within.as_millis() as u64).max(1),
+            stale,
             request,
         });
         let bytes = frame.len();

@@ -35,6 +35,9 @@ pub struct Options {
     /// How long an agent's shutdown lets running tasks finish. Default 30 s; then they are left in
     /// the inbox for the next run.
     pub drain_timeout: Duration,
+    /// Reads are answered by any node from what it knows, which may be a moment old and needs no
+    /// leader. Default false: they see everything that was acknowledged before.
+    pub stale: bool,
     pub transport: reach_transport::Options,
 }
 
@@ -63,6 +66,7 @@ impl Options {
             pause_min: Duration::from_millis(50),
             pause_max: Duration::from_secs(2),
             drain_timeout: Duration::from_secs(30),
+            stale: false,
             transport: reach_transport::Options::client(),
         }
     }

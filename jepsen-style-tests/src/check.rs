@@ -73,7 +73,7 @@ pub async fn judge(cluster: &Cluster, history: &[Entry], ledger: &Ledger) -> any
     for node in cluster.node_ids() {
         let client = cluster.client_of(node).await?;
         for (msg_id, end) in &ends {
-            let request = Request::Message { msg_id: msg_id.clone(), wait_ms: None, stale: true };
+            let request = Request::Message { msg_id: msg_id.clone(), wait_ms: None };
             let Answer::Message(view) = client.request(request, Duration::from_secs(5)).await? else {
                 anyhow::bail!("{node} answered something else");
             };

@@ -107,11 +107,12 @@ impl Cluster {
         Ok(Client::connect(options).await?)
     }
 
-    /// A client that talks to one node only.
+    /// A client that talks to one node only, and is answered from what that node knows.
     pub async fn client_of(&self, id: NodeId) -> anyhow::Result<Client> {
         let mut options = Options::from_context(self.admin())?;
         let at = self.nodes.iter().position(|(node, _)| *node == id).context("no such node")?;
         options.endpoints = vec![options.endpoints[at].clone()];
+        options.stale = true;
         Ok(Client::connect(options).await?)
     }
 

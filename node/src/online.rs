@@ -34,6 +34,7 @@ pub fn options(context: &Context, global: &Global) -> Result<Options, Failure> {
     }
     options.connect_timeout = options.connect_timeout.min(global.timeout);
     options.request_timeout = global.timeout;
+    options.stale = global.stale;
     Ok(options)
 }
 
@@ -81,7 +82,7 @@ pub async fn run(
             }
         }
         Command::Messages(MessagesCommand::Show { msg_id, payload, result }) => {
-            session.message(msg_id.clone(), *payload, *result, global.stale).await
+            session.message(msg_id.clone(), *payload, *result).await
         }
         Command::Messages(MessagesCommand::Wait { msg_id }) => {
             let response = session.client.wait(msg_id, session.timeout).await?;
@@ -210,11 +211,11 @@ impl Session {
         self.output.print(&Shown { json, notes, ..Shown::default() })
     }
 
-    async fn message(&self, msg_id: MsgId, payload: bool, result: bool, stale: bool) -> Result<(), Failure> {
+    async fn message(&self, msg_id: MsgId, payload: bool, result: bool) -> Result<(), Failure> {
         let request = match (payload, result) {
             (true, _) => Request::Payload { msg_id },
             (_, true) => Request::Result { msg_id },
-            _ => Request::Message { msg_id, wait_ms: None, stale },
+            _ => Request::Message { msg_id, wait_ms: None },
         };
         match self.ask(request).await? {
             Answer::Body(body) => self.output.print_text(&format!("{}\n", body.as_str())),

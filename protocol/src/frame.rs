@@ -20,8 +20,9 @@ use crate::{
 pub enum ClientFrame {
     /// First on every link.
     Hello { cluster: Name },
-    /// Answered by a `NodeFrame::Response` with the same id, within `timeout_ms`.
-    Request { id: u64, timeout_ms: u64, request: Request },
+    /// Answered by a `NodeFrame::Response` with the same id, within `timeout_ms`. A `stale` read is
+    /// answered from what the node knows, without asking the leader.
+    Request { id: u64, timeout_ms: u64, stale: bool, request: Request },
     /// Level 1: the process is alive. `seq` comes back in `Beaten`.
     Beat { agent_id: AgentId, instance: InstanceId, seq: u64 },
     /// Level 2: the agent's own loop answers the echo it read from its dispatch stream.
@@ -169,7 +170,6 @@ pub enum Request {
     Message {
         msg_id: MsgId,
         wait_ms: Option<u64>,
-        stale: bool,
     },
     Payload {
         msg_id: MsgId,

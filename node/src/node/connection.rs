@@ -111,12 +111,12 @@ impl Client {
                     self.shared.heartbeats.echoed(&agent_id, &instance, now_ms);
                 }
             }
-            ClientFrame::Request { id, timeout_ms, request } => {
+            ClientFrame::Request { id, timeout_ms, stale, request } => {
                 let Ok(slot) = self.slots.clone().acquire_owned().await else { return };
                 let client = self.clone();
                 self.shared.clone().spawn(async move {
                     let deadline = Instant::now() + Duration::from_millis(timeout_ms).min(TIMEOUT_MAX);
-                    let answered = match client.request(id, request, deadline).await {
+                    let answered = match client.request(id, request, stale, deadline).await {
                         Some(response) => client.line.respond(id, response),
                         None => true,
                     };
@@ -135,6 +135,7 @@ impl Client {
         &self,
         id: u64,
         request: Request,
+        stale: bool,
         deadline: Instant,
     ) -> Option<Result<Answer, ErrorReply>> {
         if let Request::Attach { agent_id, instance, held } = request {
@@ -150,10 +151,10 @@ impl Client {
                 Err(error) => Some(Err(error)),
             };
         }
-        Some(self.answer(request, deadline).await)
+        Some(self.answer(request, stale, deadline).await)
     }
 
-    async fn answer(&self, request: Request, deadline: Instant) -> Result<Answer, ErrorReply> {
+    async fn answer(&self, request: Request, stale: bool, deadline: Instant) -> Result<Answer, ErrorReply> {
         let (shared, principal) = (&self.shared, &self.principal);
         match request {
             Request::Register { registration, instance, uptime_ms } => {
@@ -195,39 +196,39 @@ impl Client {
             Request::Submit { envelope, sent_at_ms, wait_ms } => {
                 shared.submit(principal, *envelope, sent_at_ms, deadline, until(wait_ms)).await
             }
-            Request::Message { msg_id, wait_ms, stale } => {
+            Request::Message { msg_id, wait_ms } => {
                 self.fresh(stale, deadline).await?;
                 shared.read_message(principal, msg_id, until(wait_ms)).await
             }
             Request::Payload { msg_id } => {
-                shared.read_barrier(deadline).await?;
+                self.fresh(stale, deadline).await?;
                 shared.read_payload(principal, &msg_id)
             }
             Request::Result { msg_id } => {
-                shared.read_barrier(deadline).await?;
+                self.fresh(stale, deadline).await?;
                 shared.read_result(principal, &msg_id)
             }
             Request::Trace { trace_id } => {
-                shared.read_barrier(deadline).await?;
+                self.fresh(stale, deadline).await?;
                 shared.read_trace(principal, &trace_id)
             }
             Request::Messages { limit, after } => {
-                shared.read_barrier(deadline).await?;
+                self.fresh(stale, deadline).await?;
                 shared.list_messages(principal, limit, after.as_ref())
             }
             Request::Agents { state, capability, metadata, limit, after } => {
-                shared.read_barrier(deadline).await?;
+                self.fresh(stale, deadline).await?;
                 Ok(shared.list_agents(&AgentFilter { state, capability, metadata }, limit, after.as_ref()))
             }
             Request::Agent { agent_id } => {
-                shared.read_barrier(deadline).await?;
+                self.fresh(stale, deadline).await?;
                 shared.read_agent(&agent_id)
             }
             // The one read that must work when nothing else does.
             Request::Cluster => Ok(shared.read_cluster().await),
             Request::Initialise => self.initialise(deadline).await,
             Request::Rules => {
-                shared.read_barrier(deadline).await?;
+                self.fresh(stale, deadline).await?;
                 Ok(Answer::Rules(Box::new((*shared.rules()).clone())))
             }
             Request::ApplyRules { text, expect } => {

@@ -163,6 +163,8 @@ fn make_context(contexts: &Contexts, dir: &Path) -> anyhow::Result<()> {
     let is_its_own =
         std::fs::read(folder.join(CLIENT_CA)).ok() == Some(std::fs::read(admin.join(CLIENT_CA))?);
     if folder.exists() && !is_its_own {
+        must_not_run(&contexts.load(DEV)?)?;
+        println!("the context {DEV} pointed at another cluster; from now on it is this one's");
         std::fs::remove_dir_all(&folder)
             .with_context(|| format!("{} can't be replaced", folder.display()))?;
     }
@@ -174,6 +176,19 @@ fn make_context(contexts: &Contexts, dir: &Path) -> anyhow::Result<()> {
     let key = std::fs::read(admin.join(CLIENT_CA_KEY))?;
     reach_config::context::write_private(&context.dir.join(CLIENT_CA_KEY), &key)?;
     contexts.make_current(DEV)?;
+    Ok(())
+}
+
+/// Taking the context of a cluster that runs would cut its user off from it.
+fn must_not_run(context: &reach_config::Context) -> anyhow::Result<()> {
+    for endpoint in &context.endpoints {
+        if UdpSocket::bind((endpoint.host(), endpoint.port())).is_err() {
+            bail!(
+                "the context {DEV} belongs to another cluster, and something runs at its address {endpoint}: stop that \
+                 first, or give this one contexts of its own with the environment variable AGENT_REACH_HOME"
+            );
+        }
+    }
     Ok(())
 }
 

@@ -130,12 +130,14 @@ impl Program {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // A cancelled task takes its command along.
-            .kill_on_drop(true);
+            // A group of its own: Ctrl-C is for us, who let it end, and a cancelled task takes along
+            // whatever its command has started.
+            .process_group(0);
         command
             .fd_mappings(vec![FdMapping { parent_fd: side_writer, child_fd: SIDE_FD }])
             .map_err(|error| Failure::Error(format!("descriptor {SIDE_FD} can't be given: {error}")))?;
         let mut child = command.spawn().map_err(|error| failed(&self.program, error))?;
+        let mut group = Group(child.id());
         // The command object keeps our end of the pipe; without this the side channel never ends.
         drop(command);
 
@@ -156,6 +158,7 @@ impl Program {
             child.wait()
         );
         let status = status.map_err(|error| failed(&self.program, error))?;
+        group.0 = None;
         match status.code() {
             Some(0) => {}
             Some(UNPARSEABLE) => {
@@ -185,6 +188,19 @@ impl Program {
         match said.cost {
             Some(cost) => done.cost(cost),
             None => done,
+        }
+    }
+}
+
+/// A command and everything it started. Killed when the task ends before the command has.
+struct Group(Option<u32>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let leader = self.0.and_then(|pid| rustix::process::Pid::from_raw(pid as i32));
+        if let Some(leader) = leader {
+            // None left is what we want.
+            let _ = rustix::process::kill_process_group(leader, rustix::process::Signal::KILL);
         }
     }
 }

@@ -164,7 +164,11 @@ fn way_out(reply: &ErrorReply) -> Option<String> {
             None => "the same command again is safe".to_string(),
         },
         Code::NoCandidate => "`agent-reach agents ls` shows who declares what".to_string(),
-        Code::NoLeader | Code::NoMajority => "`agent-reach cluster status` shows which nodes run".to_string(),
+        Code::NoLeader | Code::NoMajority => {
+            "start the nodes that don't run (`agent-reach dev` starts those of a dev cluster); once one answers, \
+             `agent-reach cluster status` shows the others"
+                .to_string()
+        }
         Code::RevisionConflict => "`agent-reach rules show` prints the revision in force".to_string(),
         Code::AgentError | Code::Unparseable | Code::AttemptsExhausted | Code::Expired | Code::Rejected => {
             format!("`agent-reach messages show {}` shows its way", msg_id?)

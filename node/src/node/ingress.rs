@@ -325,7 +325,7 @@ fn out_of_time(maybe_done: bool) -> ErrorReply {
     } else {
         ErrorReply::new(
             Code::NoLeader,
-            "no node leads: fewer than a majority may be running or reachable. See `agent-reach cluster status --stale`",
+            "no node leads: fewer than a majority may be running or reachable. See `agent-reach cluster status`",
         )
         .with_retry_after_ms(500)
     }

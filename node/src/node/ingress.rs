@@ -119,7 +119,6 @@ impl Shared {
                 Code::DiskFull,
                 "this node's disk is nearly full: free some space on it",
             )
-            .with_msg_id(&msg_id)
             .with_retry_after_ms(5_000));
         }
         let ended = wait_until.map(|_| self.waiters.wait(&msg_id));

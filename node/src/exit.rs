@@ -48,7 +48,15 @@ impl Exit {
             _ if error.to_string().contains("No space left") => DISK_FULL,
             _ => DISK,
         };
-        Self::new(code, error)
+        match &error {
+            Error::Damaged { .. } => Self::new(
+                code,
+                format!(
+                    "{error}. Restore the folder from a copy, or replace this node under a new node id; don't start it empty under the old one"
+                ),
+            ),
+            _ => Self::new(code, error),
+        }
     }
 
     pub fn storage_fatal(error: &reach_storage::FatalError) -> Self {

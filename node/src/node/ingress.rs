@@ -5,11 +5,11 @@ use std::{sync::Arc, time::Duration};
 
 use reach_protocol::{
     Code, Command, Decision, Envelope, ErrorReply, InstanceId, Json, MsgId, Principal, Registration, Reply,
-    TraceId,
+    Rules, TraceId,
     command::Submit,
     envelope::{EXPIRES_IN_MAX_MS, Source},
     frame::{Answer, MessageView},
-    message::{Holder, MessageRecord, PendingReason},
+    message::{Holder, MessageRecord, PendingReason, Warning},
 };
 use tokio::time::Instant;
 
@@ -121,8 +121,9 @@ impl Shared {
             )
             .with_retry_after_ms(5_000));
         }
+        let known = self.known(&submit)?;
         let ended = wait_until.map(|_| self.waiters.wait(&msg_id));
-        let accepted = match self.known(&submit)? {
+        let accepted = match known {
             Some(record) => Ok(Reply::Message(Box::new((*record).clone()))),
             None => self.propose(Command::Submit(Box::new(submit)), deadline).await,
         };
@@ -181,11 +182,7 @@ impl Shared {
                 ..ErrorReply::new(Code::Forbidden, message)
             });
         }
-        let expires_in_ms = match (&envelope.expires_in_ms, &envelope.expire_at) {
-            (Some(ms), _) => *ms,
-            (None, Some(expire_at)) => remaining_ms(expire_at, sent_at_ms)?,
-            (None, None) => rules.rules.delivery.expires_in_ms,
-        };
+        let (expires_in_ms, warning) = time_left(&envelope, sent_at_ms, &rules.rules)?;
         let target = envelope.target()?;
         // Before ids are filled in: a repeat hashes what its caller wrote.
         let content_hash = envelope.content_hash();
@@ -194,7 +191,8 @@ impl Shared {
         let trace_id = envelope.trace_id.get_or_insert_with(|| id("t_", &fresh(), TraceId::parse)).clone();
         envelope.source.get_or_insert_with(|| Source { agent_id: source.clone(), session_id: None });
         let shape = envelope.payload.as_ref().map(Json::shape).unwrap_or_default();
-        let decision = Decision::Wait { reason: PendingReason::DecisionStale, warnings: Vec::new() };
+        let warnings = warning.into_iter().collect();
+        let decision = Decision::Wait { reason: PendingReason::DecisionStale, warnings };
         let author = principal.clone();
         Ok(Submit {
             msg_id,
@@ -334,17 +332,58 @@ fn id<T>(prefix: &str, unique: &str, parse: impl Fn(&str) -> Result<T, reach_pro
     parse(&format!("{prefix}{unique}")).expect("a ULID is legal in an id")
 }
 
+/// The time a message has, in milliseconds. A sender that does not tell its clock is read by this
+/// node's calendar, and warned.
+fn time_left(
+    envelope: &Envelope,
+    sent_at_ms: Option<u64>,
+    rules: &Rules,
+) -> Result<(u64, Option<Warning>), ErrorReply> {
+    match (envelope.expires_in_ms, &envelope.expire_at) {
+        (Some(ms), _) => Ok((ms, None)),
+        (None, Some(expire_at)) => {
+            let warning = sent_at_ms.is_none().then_some(Warning::ClockUnknown);
+            Ok((remaining_ms(expire_at, sent_at_ms.unwrap_or_else(calendar_ms))?, warning))
+        }
+        (None, None) => Ok((rules.delivery.expires_in_ms, None)),
+    }
+}
+
 /// Time left by the clock that made both times: only their difference counts.
-fn remaining_ms(expire_at: &str, sent_at_ms: Option<u64>) -> Result<u64, ErrorReply> {
+fn remaining_ms(expire_at: &str, sent_at_ms: u64) -> Result<u64, ErrorReply> {
     let bad = |message: &str| ErrorReply::invalid("expire_at", message);
     let at: jiff::Timestamp = expire_at
         .parse()
         .map_err(|_| bad("expire_at must be an RFC 3339 time, such as 2026-12-01T12:00:00Z"))?;
-    let sent_at_ms = sent_at_ms.unwrap_or_else(calendar_ms);
     let remaining = at.as_millisecond().saturating_sub(sent_at_ms as i64);
     match u64::try_from(remaining) {
         Ok(0) | Err(_) => Err(bad(ALREADY_EXPIRED)),
         Ok(ms) if ms > EXPIRES_IN_MAX_MS => Err(bad("expire_at may be at most 30 days away")),
         Ok(ms) => Ok(ms),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn left(json: &str, sent_at_ms: Option<u64>) -> Result<(u64, Option<Warning>), ErrorReply> {
+        time_left(&Envelope::from_json(json)?, sent_at_ms, &Rules::default())
+    }
+
+    #[test]
+    fn a_deadline_is_read_by_the_clock_that_made_it() {
+        let by_the_senders_clock = r#"{"expire_at":"1970-01-01T00:01:00Z"}"#;
+        assert_eq!(left(by_the_senders_clock, Some(50_000)), Ok((10_000, None)));
+        assert_eq!(left(by_the_senders_clock, Some(60_000)).unwrap_err().field.as_deref(), Some("expire_at"));
+        assert_eq!(left(r#"{"expire_at":"tomorrow"}"#, Some(0)).unwrap_err().code, Code::Invalid);
+        assert_eq!(left(r#"{"expires_in_ms":7}"#, None), Ok((7, None)));
+        assert_eq!(left("{}", None), Ok((15 * 60 * 1000, None)));
+
+        let soon = calendar_ms() + 60_000;
+        let at = jiff::Timestamp::from_millisecond(soon as i64).unwrap();
+        let (ms, warning) = left(&format!(r#"{{"expire_at":"{at}"}}"#), None).unwrap();
+        assert!((1..=60_000).contains(&ms), "{ms}");
+        assert_eq!(warning, Some(Warning::ClockUnknown));
     }
 }

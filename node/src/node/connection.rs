@@ -70,11 +70,8 @@ async fn serve(shared: Arc<Shared>, connection: Connection) {
 }
 
 fn welcome(shared: &Shared, principal: &Principal) -> Welcome {
-    let members = match shared.replica.members() {
-        members if members.is_empty() => shared.initial_members.clone(),
-        members => members,
-    };
-    let (own, others): (Vec<_>, Vec<_>) = members.into_iter().partition(|(id, _)| *id == shared.node_id);
+    let (own, others): (Vec<_>, Vec<_>) =
+        shared.members().into_iter().partition(|(id, _)| *id == shared.node_id);
     let rules = shared.rules();
     Welcome {
         node_id: shared.node_id,

@@ -52,6 +52,14 @@ impl Shared {
         self.rules().rules.limits.clone()
     }
 
+    /// The members as they are replicated; before the cluster is initialised, as the file plans them.
+    pub fn members(&self) -> BTreeMap<NodeId, Member> {
+        match self.replica.members() {
+            members if members.is_empty() => self.initial_members.clone(),
+            members => members,
+        }
+    }
+
     /// What this node says of itself.
     pub fn report(&self) -> NodeReport {
         let leadership = *self.replica.leadership().borrow();

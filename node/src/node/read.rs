@@ -167,10 +167,7 @@ impl Shared {
 
     /// The cluster as this node sees it, each node's own figures asked for now.
     pub async fn read_cluster(&self) -> Answer {
-        let members = match self.replica.members() {
-            members if members.is_empty() => self.initial_members.clone(),
-            members => members,
-        };
+        let members = self.members();
         let reports = members.keys().map(|node_id| async {
             match *node_id == self.node_id {
                 true => Some(self.report()),

@@ -74,3 +74,15 @@ for component in rustfmt clippy; do
     echo "setup: installing with rustup: $component" >&2
     rustup component add "$component" >&2
 done
+
+# Cargo tells the crates of two checkouts apart by the age of their files alone, so in one target
+# folder the one would run what was built from the other. The libraries that both use stay.
+built_from=$CARGO_TARGET_DIR/built-from
+if [ "$(cat "$built_from" 2>/dev/null || true)" != "$PWD" ]; then
+    if [ -d "$CARGO_TARGET_DIR/debug" ]; then
+        echo "setup: the last build was of another checkout; this one's own crates are built anew" >&2
+        cargo clean --quiet --workspace
+    fi
+    mkdir -p "$CARGO_TARGET_DIR"
+    printf '%s\n' "$PWD" > "$built_from"
+fi

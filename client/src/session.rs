@@ -297,9 +297,13 @@ impl Session {
 
     fn on_frame(&mut self, frame: NodeFrame) -> Flow {
         match frame {
-            NodeFrame::Deliver(delivery) if delivery.agent_id == self.run.agent_id => {
-                self.on_deliver(*delivery)
-            }
+            NodeFrame::Deliver(delivery) if delivery.agent_id == self.run.agent_id => match delivery.open() {
+                Ok(delivery) => self.on_deliver(delivery),
+                Err(error) => {
+                    tracing::error!(%error, "a delivery could not be read");
+                    Ok(())
+                }
+            },
             NodeFrame::Cancel { agent_id, msg_id, attempt } if agent_id == self.run.agent_id => {
                 self.let_go(&msg_id, attempt);
                 Ok(())

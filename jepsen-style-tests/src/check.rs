@@ -59,7 +59,7 @@ pub async fn judge(cluster: &Cluster, history: &[Entry], ledger: &Ledger) -> any
                     "{} has another message's result",
                     entry.msg_id
                 );
-                ends.insert(entry.msg_id.clone(), client.status(&entry.msg_id).await?.record);
+                ends.insert(entry.msg_id.clone(), (*client.status(&entry.msg_id).await?.record).clone());
                 verdict.unknown_done += u64::from(entry.outcome == Outcome::Unknown);
             }
             Err(error)
@@ -77,7 +77,7 @@ pub async fn judge(cluster: &Cluster, history: &[Entry], ledger: &Ledger) -> any
             let Answer::Message(view) = client.request(request, Duration::from_secs(5)).await? else {
                 anyhow::bail!("{node} answered something else");
             };
-            ensure!(view.record == *end, "{node} has another end for {msg_id}");
+            ensure!(*view.record == *end, "{node} has another end for {msg_id}");
             ensure!(
                 matches!(view.record.state, MessageState::Completed { .. }),
                 "{msg_id} is not completed at {node}"

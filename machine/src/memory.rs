@@ -9,6 +9,7 @@ use std::{
 use reach_protocol::{
     AgentId, Envelope, EventType, Json, MsgId, RulesRecord, TraceId,
     agent::{AgentRecord, Tombstone},
+    codec::Encoded,
     message::{EventRow, Hop, MessageRecord},
 };
 
@@ -24,7 +25,7 @@ pub struct MemoryRows {
     finished: BTreeMap<MsgId, Arc<MessageRecord>>,
     /// Every message by the cluster time of its acceptance, then by id.
     accepted: BTreeSet<(u64, MsgId)>,
-    envelopes: BTreeMap<MsgId, Arc<Envelope>>,
+    envelopes: BTreeMap<MsgId, Encoded<Envelope>>,
     results: BTreeMap<MsgId, Json>,
     delivered: BTreeSet<(MsgId, AgentId)>,
     traces: BTreeMap<TraceId, TraceRecord>,
@@ -119,7 +120,7 @@ impl MemoryRows {
         before.rev().map(|(_, msg_id)| self.message(msg_id).expect("an accepted message has a row"))
     }
 
-    pub fn envelope(&self, msg_id: &MsgId) -> Option<&Arc<Envelope>> {
+    pub fn envelope(&self, msg_id: &MsgId) -> Option<&Encoded<Envelope>> {
         self.envelopes.get(msg_id)
     }
 
@@ -141,7 +142,7 @@ impl MemoryRows {
         self.events.keys()
     }
 
-    pub fn envelopes(&self) -> &BTreeMap<MsgId, Arc<Envelope>> {
+    pub fn envelopes(&self) -> &BTreeMap<MsgId, Encoded<Envelope>> {
         &self.envelopes
     }
 

@@ -34,7 +34,7 @@ pub(crate) fn submit(change: &mut Change<'_>, submit: &Submit) -> Result<Reply, 
         let message = format!("{} is taken by a message with other content: use a new msg_id", submit.msg_id);
         return Err(ErrorReply::new(Code::MsgIdConflict, message));
     }
-    if let Some(parent) = &submit.envelope.parent_msg_id
+    if let Some(parent) = &submit.parent
         && (change.message(parent).is_none() || !change.rows.was_delivered(parent, &submit.source))
     {
         let message = format!("{parent} is no message that was delivered to {}", submit.source);
@@ -52,10 +52,7 @@ pub(crate) fn submit(change: &mut Change<'_>, submit: &Submit) -> Result<Reply, 
             .with_hint(Hint { queue_depth: Some(waiting), ..Hint::default() }));
     }
 
-    change.write(Write::PutEnvelope {
-        msg_id: submit.msg_id.clone(),
-        envelope: Arc::new(submit.envelope.clone()),
-    });
+    change.write(Write::PutEnvelope { msg_id: submit.msg_id.clone(), envelope: submit.envelope.clone() });
     match &submit.decision {
         Decision::Give { holder, warnings } if can_take(change, &submit.target, holder) => {
             // The reason is never seen: the message leaves `pending` in this very command.
@@ -85,8 +82,8 @@ fn new_record(
     MessageRecord {
         msg_id: submit.msg_id.clone(),
         trace_id: submit.trace_id.clone(),
-        flow_seq: submit.envelope.flow_seq.unwrap_or(next_flow_seq),
-        parent: submit.envelope.parent_msg_id.clone(),
+        flow_seq: submit.flow_seq.unwrap_or(next_flow_seq),
+        parent: submit.parent.clone(),
         source: submit.source.clone(),
         principal: submit.author.clone(),
         target: submit.target.clone(),
@@ -454,5 +451,5 @@ fn stale_attempt(record: &MessageRecord, attempt: u32) -> ErrorReply {
 }
 
 fn reply(record: &Arc<MessageRecord>) -> Reply {
-    Reply::Message(Box::new((**record).clone()))
+    Reply::Message(record.clone())
 }

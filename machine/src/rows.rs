@@ -6,6 +6,7 @@ use std::sync::Arc;
 use reach_protocol::{
     AgentId, Envelope, EventType, Fact, InstanceId, Json, MsgId, Reply, RulesRecord, TraceId,
     agent::{AgentRecord, Tombstone},
+    codec::Encoded,
     message::{EventRow, Hop, MessageRecord},
 };
 use serde::{Deserialize, Serialize};
@@ -62,7 +63,7 @@ pub enum Write {
     /// The envelope as the caller gave it; written once.
     PutEnvelope {
         msg_id: MsgId,
-        envelope: Arc<Envelope>,
+        envelope: Encoded<Envelope>,
     },
     /// The first and only result.
     PutResult {

@@ -1,8 +1,10 @@
 //! How values become bytes: one version byte, then postcard. Trailing bytes are an error, and so
 //! is a version this build does not know; both are named, neither is guessed at.
 
+use std::{fmt, marker::PhantomData};
+
 use bytes::Bytes;
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
 
 /// The version written by this build, for the wire and the disk alike.
@@ -38,6 +40,52 @@ pub fn decode<T: DeserializeOwned>(what: &'static str, bytes: &[u8]) -> Result<T
     let (value, rest) = postcard::take_from_bytes(body)
         .map_err(|error| DecodeError::Malformed { what, reason: error.to_string() })?;
     if rest.is_empty() { Ok(value) } else { Err(DecodeError::Trailing { what, extra: rest.len() }) }
+}
+
+/// A value that passes through in its encoded form: made once where it enters, read where somebody
+/// looks inside, and carried by everyone between as bytes. Cheap to clone. `Debug` shows its size
+/// only.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Encoded<T> {
+    bytes: Bytes,
+    of: PhantomData<fn() -> T>,
+}
+
+impl<T: Serialize + DeserializeOwned> Encoded<T> {
+    pub fn new(value: &T) -> Self {
+        Self::from_bytes(encode(value))
+    }
+
+    /// Takes bytes that `new` made; whether they are that is seen when they are decoded.
+    pub fn from_bytes(bytes: Bytes) -> Self {
+        Self { bytes, of: PhantomData }
+    }
+
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    pub fn decode(&self, what: &'static str) -> Result<T, DecodeError> {
+        decode(what, &self.bytes)
+    }
+}
+
+impl<T> fmt::Debug for Encoded<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} encoded bytes", self.bytes.len())
+    }
+}
+
+impl<T> Serialize for Encoded<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.bytes.serialize(serializer)
+    }
+}
+
+impl<'de, T> Deserialize<'de> for Encoded<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Self { bytes: Bytes::deserialize(deserializer)?, of: PhantomData })
+    }
 }
 
 /// SHA-256, cut to 16 bytes: equal content has equal digests.

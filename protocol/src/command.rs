@@ -1,12 +1,13 @@
 //! What may be proposed to the log. A command carries every input its effect needs: who asks, which
 //! attempt and instance it means, and the choice that was made. Apply checks, it never chooses.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
     agent::{AgentRecord, AgentState, Registration, StateReason},
+    codec::Encoded,
     envelope::{Envelope, Target},
     error::ErrorReply,
     id::{AgentId, InstanceId, MsgId, Name, NodeId, TraceId},
@@ -176,7 +177,10 @@ pub struct Submit {
     pub msg_id: MsgId,
     pub trace_id: TraceId,
     /// Whole, as the caller gave it, ids and source filled in.
-    pub envelope: Envelope,
+    pub envelope: Encoded<Envelope>,
+    /// Both as in the envelope, which apply doesn't open.
+    pub parent: Option<MsgId>,
+    pub flow_seq: Option<u64>,
     pub source: AgentId,
     pub target: Target,
     pub content_hash: [u8; 16],
@@ -209,7 +213,7 @@ pub enum FailReason {
 pub enum Reply {
     Done,
     Agent(Box<AgentRecord>),
-    Message(Box<MessageRecord>),
+    Message(Arc<MessageRecord>),
     Rules(Box<RulesRecord>),
     Refused(Box<ErrorReply>),
     /// A later term committed the entry: nothing happened, propose again.

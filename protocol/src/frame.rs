@@ -1,10 +1,13 @@
 //! What passes over a link. A client's link carries [`ClientFrame`]s up and [`NodeFrame`]s down, a
 //! link between nodes carries [`PeerFrame`]s both ways. Each is one codec value.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
     agent::{AgentRecord, AgentState, Registration},
+    codec::{DecodeError, Encoded},
     command::{Command, FailReason, Principal, Reply},
     envelope::{Envelope, Response},
     error::ErrorReply,
@@ -45,7 +48,7 @@ pub enum NodeFrame {
         seq: u64,
     },
     /// A task for an agent attached to this link; sent again until it is `received`.
-    Deliver(Box<Delivery>),
+    Deliver(Box<Delivery<Encoded<Envelope>>>),
     /// Stop the attempt, forget it, and answer with `Request::Release`.
     Cancel {
         agent_id: AgentId,
@@ -73,7 +76,7 @@ pub struct Welcome {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Delivery {
+pub struct Delivery<E = Envelope> {
     pub agent_id: AgentId,
     pub msg_id: MsgId,
     pub trace_id: TraceId,
@@ -81,7 +84,16 @@ pub struct Delivery {
     pub attempt: u32,
     /// Time it has left, in milliseconds; agents get remaining times, never instants.
     pub expires_in_ms: u64,
-    pub envelope: Envelope,
+    pub envelope: E,
+}
+
+impl Delivery<Encoded<Envelope>> {
+    /// Opens the envelope, which no node on the way had to.
+    pub fn open(self) -> Result<Delivery, DecodeError> {
+        let envelope = self.envelope.decode("envelope")?;
+        let Self { agent_id, msg_id, trace_id, flow_seq, attempt, expires_in_ms, .. } = self;
+        Ok(Delivery { agent_id, msg_id, trace_id, flow_seq, attempt, expires_in_ms, envelope })
+    }
 }
 
 /// An attempt that a starting or re-attaching agent finds in its inbox.
@@ -239,7 +251,7 @@ pub enum Answer {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MessageView {
-    pub record: MessageRecord,
+    pub record: Arc<MessageRecord>,
     pub response: Option<Response>,
     /// The message's own transitions, when they were asked for by `Request::Message` without a wait.
     pub hops: Vec<Hop>,

@@ -264,7 +264,8 @@ pub fn ops(write: &Write) -> Vec<Op> {
             ops
         }
         Write::PutEnvelope { msg_id, envelope: body } => {
-            vec![put(Table::Bodies, envelope(msg_id), &**body)]
+            let value = body.bytes().to_vec();
+            vec![Op::Put { table: Table::Bodies, key: envelope(msg_id), value }]
         }
         Write::PutResult { msg_id, result: body } => vec![put(Table::Bodies, result(msg_id), body)],
         Write::PutSlot { agent_id, msg_id, slot: taken } => {

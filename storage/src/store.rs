@@ -5,7 +5,9 @@ use std::{fmt::Debug, io, path::PathBuf, sync::Arc};
 
 use bytes::Bytes;
 use reach_machine::{Live, Rows, Write};
-use reach_protocol::{AgentId, Envelope, Json, MsgId, TraceId, message::Hop, message::MessageRecord};
+use reach_protocol::{
+    AgentId, Envelope, Json, MsgId, TraceId, codec::Encoded, message::Hop, message::MessageRecord,
+};
 
 /// Called once, when the write is on the disk, or with the error that ends the process. Runs on the
 /// writer's thread: it neither waits nor writes to the log itself.
@@ -90,7 +92,7 @@ pub trait Tables: Send + Sync + Debug + 'static {
     fn live(&self) -> std::sync::RwLockReadGuard<'_, Live>;
 
     fn message(&self, msg_id: &MsgId) -> io::Result<Option<Arc<MessageRecord>>>;
-    fn envelope(&self, msg_id: &MsgId) -> io::Result<Option<Envelope>>;
+    fn envelope(&self, msg_id: &MsgId) -> io::Result<Option<Encoded<Envelope>>>;
     fn result(&self, msg_id: &MsgId) -> io::Result<Option<Json>>;
     /// Hops of a trace in order, at most `max`.
     fn hops(&self, trace_id: &TraceId, max: usize) -> io::Result<Vec<Hop>>;

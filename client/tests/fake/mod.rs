@@ -14,6 +14,7 @@ use reach_client::{
     Agent, AgentBuilder, Credentials, Options,
     protocol::{
         AgentId, Code, Envelope, ErrorReply, Json, MessageState, MsgId, NodeId, Principal, Stamp, codec,
+        codec::Encoded,
         envelope::{Response, Target},
         frame::{Answer, ClientFrame, Delivery, Held, MessageView, NodeFrame, Request, Verdict, Welcome},
         id::Name,
@@ -232,7 +233,7 @@ impl Peer {
             flow_seq: 1,
             attempt,
             expires_in_ms: 60_000,
-            envelope: Envelope { msg_id: Some(msg_id(id)), ..envelope() },
+            envelope: Encoded::new(&Envelope { msg_id: Some(msg_id(id)), ..envelope() }),
         };
         self.push(NodeFrame::Deliver(Box::new(delivery)));
     }
@@ -321,7 +322,7 @@ fn record(id: &MsgId, state: MessageState) -> MessageRecord {
 /// Accepted, and not at its end.
 pub fn waiting(id: &MsgId) -> Answer {
     let record = record(id, MessageState::Pending { reason: PendingReason::Saturated });
-    Answer::Message(Box::new(MessageView { record, response: None, hops: Vec::new() }))
+    Answer::Message(Box::new(MessageView { record: record.into(), response: None, hops: Vec::new() }))
 }
 
 pub fn finished(id: &MsgId, result: &str) -> Answer {
@@ -329,5 +330,5 @@ pub fn finished(id: &MsgId, result: &str) -> Answer {
     let outcome = Outcome { excerpt: "done".into(), cost: None, result_bytes: 1 };
     let record = record(id, MessageState::Completed { holder, outcome });
     let response = Response::of(&record, Some(Json::parse(result).unwrap()));
-    Answer::Message(Box::new(MessageView { record, response, hops: Vec::new() }))
+    Answer::Message(Box::new(MessageView { record: record.into(), response, hops: Vec::new() }))
 }

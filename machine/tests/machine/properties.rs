@@ -197,8 +197,8 @@ fn command(wish: &Wish, rows: &MemoryRows) -> Option<Command> {
             };
             let content = format!("content {content}");
             let mut submit = build::submit(MESSAGES[msg], target, &content, author, decision);
-            submit.envelope.parent_msg_id = parent.map(|parent| msg_id(MESSAGES[parent]));
-            submit.envelope.flow_seq = flow_seq;
+            submit.parent = parent.map(|parent| msg_id(MESSAGES[parent]));
+            submit.flow_seq = flow_seq;
             submit.expires_in_ms = expires_in_ms;
             if other_trace {
                 submit.trace_id = TraceId::parse("t2").unwrap();

@@ -6,8 +6,9 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use reach_machine::{MemoryRows, Outcome, Position, Rows, Write, apply};
 use reach_protocol::{
-    AgentState, Code, Command, ErrorReply, EventType, Fact, Json, MessageState, MsgId, Reply, Rules,
-    StateReason, Target, TraceId, Warning,
+    AgentState, Code, Command, Envelope, ErrorReply, EventType, Fact, Json, MessageState, MsgId, Reply,
+    Rules, StateReason, Target, TraceId, Warning,
+    codec::Encoded,
     command::{Decision, FailReason},
     id::Name,
     message::{Holder, Hop, MessageRecord, PendingReason},
@@ -256,9 +257,10 @@ fn submit(words: &Words<'_>) -> Command {
     if let Some(trace) = words.named("trace") {
         submit.trace_id = TraceId::parse(trace).unwrap();
     }
-    submit.envelope.parent_msg_id = words.named("parent").map(msg_id);
-    submit.envelope.flow_seq = words.named_number("flow");
-    submit.envelope.intent = Some(build::SECRET.into());
+    submit.parent = words.named("parent").map(msg_id);
+    submit.flow_seq = words.named_number("flow");
+    let envelope = submit.envelope.decode("envelope").unwrap();
+    submit.envelope = Encoded::new(&Envelope { intent: Some(build::SECRET.into()), ..envelope });
     submit.expires_in_ms = words.named_number("expires").unwrap_or(submit.expires_in_ms);
     Command::Submit(Box::new(submit))
 }
@@ -433,5 +435,6 @@ fn events_and_rows_never_show_content() {
     let data = events[0].data.as_str();
     assert_eq!(data, r#"{"msg_id":"m1","agent_id":"a","attempt":0,"cost":0.21}"#);
     assert_eq!(script.rows.result(&msg_id("m1")), Some(&build::payload()));
-    assert_eq!(script.rows.envelope(&msg_id("m1")).unwrap().payload, Some(build::payload()));
+    let envelope = script.rows.envelope(&msg_id("m1")).unwrap().decode("envelope").unwrap();
+    assert_eq!(envelope.payload, Some(build::payload()));
 }

@@ -6,6 +6,7 @@ use std::{sync::Arc, time::Duration};
 use reach_protocol::{
     Code, Command, Decision, Envelope, ErrorReply, InstanceId, Json, MsgId, Principal, Registration, Reply,
     Rules, TraceId,
+    codec::Encoded,
     command::Submit,
     envelope::{EXPIRES_IN_MAX_MS, Source},
     frame::{Answer, MessageView},
@@ -124,15 +125,15 @@ impl Shared {
         let known = self.known(&submit)?;
         let ended = wait_until.map(|_| self.waiters.wait(&msg_id));
         let accepted = match known {
-            Some(record) => Ok(Reply::Message(Box::new((*record).clone()))),
+            Some(record) => Ok(Reply::Message(record)),
             None => self.propose(Command::Submit(Box::new(submit)), deadline).await,
         };
         let answer = match accepted {
             Ok(Reply::Message(record)) => match (wait_until, ended) {
                 (Some(until), Some(ended)) if !record.state.is_final() => {
-                    self.wait_for_end(*record, ended, until).await
+                    self.wait_for_end(record, ended, until).await
                 }
-                _ => self.view(*record, false).map(super::message_answer),
+                _ => self.view(record, false).map(super::message_answer),
             },
             Ok(_) => Err(ErrorReply::new(Code::Internal, "a submission was answered with something else")),
             // What was refused does not exist; what is unknown may.
@@ -197,7 +198,9 @@ impl Shared {
         Ok(Submit {
             msg_id,
             trace_id,
-            envelope,
+            envelope: Encoded::new(&envelope),
+            parent: envelope.parent_msg_id,
+            flow_seq: envelope.flow_seq,
             source,
             target,
             content_hash,
@@ -211,17 +214,17 @@ impl Shared {
     /// Waits until the message ends, or as long as the caller wanted; then says how it stands.
     pub async fn wait_for_end(
         &self,
-        record: MessageRecord,
+        record: Arc<MessageRecord>,
         ended: tokio::sync::oneshot::Receiver<Arc<MessageRecord>>,
         until: Instant,
     ) -> Result<Answer, ErrorReply> {
         // It may have ended before the wait was registered.
         let now = self.replica.tables().message(&record.msg_id).map_err(|error| self.damaged(&error))?;
         let record = match now {
-            Some(now) if now.state.is_final() => (*now).clone(),
+            Some(now) if now.state.is_final() => now,
             _ => match tokio::time::timeout_at(until, ended).await {
-                Ok(Ok(ended)) => (*ended).clone(),
-                _ => self.message_now(&record.msg_id)?.map_or(record, |now| (*now).clone()),
+                Ok(Ok(ended)) => ended,
+                _ => self.message_now(&record.msg_id)?.unwrap_or(record),
             },
         };
         self.view(record, false).map(super::message_answer)
@@ -292,7 +295,7 @@ impl Shared {
         crate::exit::now(&crate::exit::Exit::disk(std::io::Error::new(error.kind(), error.to_string())))
     }
 
-    pub fn view(&self, record: MessageRecord, with_hops: bool) -> Result<MessageView, ErrorReply> {
+    pub fn view(&self, record: Arc<MessageRecord>, with_hops: bool) -> Result<MessageView, ErrorReply> {
         let tables = self.replica.tables();
         let result = match record.state.is_final() {
             true => tables.result(&record.msg_id).map_err(|error| self.damaged(&error))?,

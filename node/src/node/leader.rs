@@ -301,9 +301,7 @@ impl<'a> Term<'a> {
 /// What a command's bodies weigh, for the bound on an entry.
 fn body_bytes(command: &Command) -> usize {
     let body = match command {
-        Command::Submit(submit) => {
-            submit.envelope.payload.as_ref().map_or(0, |payload| payload.as_str().len())
-        }
+        Command::Submit(submit) => submit.envelope.bytes().len(),
         Command::Complete { result, .. } => result.as_str().len(),
         _ => 0,
     };

@@ -53,11 +53,9 @@ impl Shared {
         let ended = wait_until.map(|_| self.waiters.wait(&msg_id));
         let answer = match (self.visible(principal, &msg_id), wait_until, ended) {
             (Ok(record), Some(until), Some(ended)) if !record.state.is_final() => {
-                self.wait_for_end((*record).clone(), ended, until).await
+                self.wait_for_end(record, ended, until).await
             }
-            (Ok(record), waited, _) => {
-                self.view((*record).clone(), waited.is_none()).map(super::message_answer)
-            }
+            (Ok(record), waited, _) => self.view(record, waited.is_none()).map(super::message_answer),
             (Err(error), ..) => Err(error),
         };
         self.waiters.forget(&msg_id);
@@ -67,6 +65,8 @@ impl Shared {
     pub fn read_payload(&self, principal: &Principal, msg_id: &MsgId) -> Result<Answer, ErrorReply> {
         self.visible(principal, msg_id)?;
         let envelope = self.replica.tables().envelope(msg_id).map_err(|error| self.damaged(&error))?;
+        let envelope = envelope.map(|envelope| envelope.decode("envelope")).transpose();
+        let envelope = envelope.map_err(|error| self.damaged(&std::io::Error::other(error)))?;
         envelope
             .and_then(|envelope| envelope.payload)
             .map(Answer::Body)

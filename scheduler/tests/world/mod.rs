@@ -10,6 +10,7 @@ use reach_machine::{MemoryRows, Outcome, Position, Rows, apply};
 use reach_protocol::{
     AgentId, AgentState, Capability, Command, Envelope, Fact, InstanceId, Json, MessageState, MsgId,
     Principal, Registration, Reply, Rules, Stamp, StateReason, Tag, Target, TraceId,
+    codec::Encoded,
     command::{Decision, Submit},
     id::Name,
     message::{Holder, PendingReason},
@@ -200,7 +201,9 @@ pub fn submission(msg_id: &str, target: Target, expires_in_ms: u64) -> Submit {
     Submit {
         msg_id: MsgId::parse(msg_id).unwrap(),
         trace_id: TraceId::parse(&format!("t_{msg_id}")).unwrap(),
-        envelope: Envelope::request(Vec::new(), Json::null()),
+        envelope: Encoded::new(&Envelope::request(Vec::new(), Json::null())),
+        parent: None,
+        flow_seq: None,
         source: author.own_agent_id(),
         target,
         content_hash: [0; 16],

@@ -142,6 +142,9 @@ impl Kv for RocksKv {
         }
         let mut options = WriteOptions::default();
         options.set_sync(sync);
+        // What need not be durable at once is rebuilt from the log after a crash; a write-ahead log
+        // of its own would be the same bytes once more.
+        options.disable_wal(!sync);
         self.db.write_opt(batch, &options).map_err(io_error)
     }
 }

@@ -15,6 +15,7 @@ use std::{
 use reach_machine::Live;
 use reach_protocol::{
     AgentId, Envelope, Json, MsgId, TraceId,
+    codec::Encoded,
     message::{Hop, MessageRecord},
 };
 use serde::de::DeserializeOwned;
@@ -119,8 +120,10 @@ impl<E: Engine> Tables for TableStore<E> {
         Ok(self.row(Table::Messages, &schema::message(msg_id), "message")?.map(Arc::new))
     }
 
-    fn envelope(&self, msg_id: &MsgId) -> io::Result<Option<Envelope>> {
-        self.row(Table::Bodies, &schema::envelope(msg_id), "envelope")
+    fn envelope(&self, msg_id: &MsgId) -> io::Result<Option<Encoded<Envelope>>> {
+        let read = self.disk().read(Table::Bodies, &schema::envelope(msg_id));
+        let bytes = self.fatal("reading the tables", read)?;
+        Ok(bytes.map(|bytes| Encoded::from_bytes(bytes.into())))
     }
 
     fn result(&self, msg_id: &MsgId) -> io::Result<Option<Json>> {

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use reach_machine::{Slot, TraceRecord, Write};
 use reach_protocol::{
-    AgentId, AgentState, Capability, EventType, Json, MessageState, MsgId, Principal, Registration,
+    AgentId, AgentState, Capability, Envelope, EventType, Json, MessageState, MsgId, Principal, Registration,
     RulesRecord, StateReason, Tag, Target, TraceId,
     agent::{AgentRecord, Tombstone},
+    codec::Encoded,
     message::{EventRow, Holder, Hop, MessageRecord, Outcome, PendingReason, StateName},
     stamp::Stamp,
 };
@@ -98,9 +99,9 @@ pub fn message(number: u64, accepted_ms: u64, since_ms: u64, state: MessageState
     })
 }
 
-pub fn envelope(number: u64) -> reach_protocol::Envelope {
+pub fn envelope(number: u64) -> Encoded<Envelope> {
     let text = format!(r#"{{"msg_id":"m{number}","intent":"review","payload":{{"n":{number}}}}}"#);
-    serde_json::from_str(&text).unwrap()
+    Encoded::new(&Envelope::from_json(&text).unwrap())
 }
 
 pub fn slot(ms: u64) -> Slot {
@@ -148,7 +149,7 @@ pub fn history(seed: u64, entries: u64) -> Vec<Vec<Write>> {
                 4..7 => {
                     let number = messages.len() as u64;
                     messages.push((ms, 0));
-                    let body = Arc::new(envelope(number));
+                    let body = envelope(number);
                     writes.push(Write::PutMessage(message(number, ms, ms, pending())));
                     writes.push(Write::PutEnvelope { msg_id: msg(number), envelope: body });
                     push_hop(&mut writes, &mut hops, number, ms, StateName::Pending);

@@ -1,7 +1,5 @@
 //! The tables' promises, the same on both disks.
 
-use std::sync::Arc;
-
 use reach_machine::Write;
 use reach_protocol::{Json, MessageState, message::StateName};
 use reach_storage::Applied;
@@ -106,7 +104,7 @@ fn a_finished_message_is_found_on_disk_only() {
         let result = Json::parse(r#"{"score":1}"#).unwrap();
         batch.write(vec![
             Write::PutMessage(message(1, 10, 10, pending())),
-            Write::PutEnvelope { msg_id: msg(1), envelope: Arc::new(envelope(1)) },
+            Write::PutEnvelope { msg_id: msg(1), envelope: envelope(1) },
             Write::PutMessage(message(1, 10, 15, MessageState::Matched { holder: holder(1) })),
             Write::PutMessage(message(1, 10, 20, completed(1))),
             Write::PutResult { msg_id: msg(1), result: result.clone() },

@@ -14,7 +14,7 @@ use crate::{
     address::Address,
     context::ContextFile,
     error::Error,
-    node::{Addresses, CLIENT_PORT, Format, Level, Log, PEER_PORT, Storage},
+    node::{Addresses, CLIENT_PORT, Format, Level, Log, PEER_PORT, Storage, http_beside},
 };
 
 /// Files in a node's folder.
@@ -67,6 +67,8 @@ impl NodeFile {
              # Where this node listens, for other nodes and for clients; every link is mutual TLS.\n\
              peer_listen = \"{peer_listen}\"\n\
              client_listen = \"{client_listen}\"\n\
+             # HTTP, for this machine only; \"off\" closes it.\n\
+             http_listen = \"{http_listen}\"\n\
              \n\
              [peer_tls]\n\
              ca = \"{PEER_CA}\"\n\
@@ -97,6 +99,7 @@ impl NodeFile {
             data_dir = quoted(&self.data_dir.display().to_string()),
             peer_listen = self.peer_listen,
             client_listen = self.client_listen,
+            http_listen = http_beside(self.client_listen),
             level = Level::as_str(self.log.level),
             format = match self.log.format {
                 Format::Json => "json",

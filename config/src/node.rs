@@ -20,14 +20,16 @@ use crate::{
 
 pub const PEER_PORT: u16 = 7482;
 pub const CLIENT_PORT: u16 = 7481;
+pub const HTTP_PORT: u16 = 7480;
 
 /// The top-level keys of a node's file.
-pub(crate) const KEYS: [&str; 12] = [
+pub(crate) const KEYS: [&str; 13] = [
     "cluster",
     "node_id",
     "data_dir",
     "peer_listen",
     "client_listen",
+    "http_listen",
     "peer_advertise",
     "client_advertise",
     "nodes",
@@ -49,6 +51,9 @@ pub struct NodeConfig {
     pub peer_listen: SocketAddr,
     /// Where clients and agents are listened for. Default 127.0.0.1:7481.
     pub client_listen: SocketAddr,
+    /// Where HTTP is listened for, on loopback only; none when it is switched off. Default 127.0.0.1,
+    /// one port below `client_listen`.
+    pub http_listen: Option<SocketAddr>,
     /// Where other nodes dial this one. Default: its entry in `[nodes]`, else `peer_listen`.
     pub peer_advertise: Address,
     /// Where clients and agents dial this one. Default: its entry in `[nodes]`, else `client_listen`.
@@ -182,6 +187,7 @@ struct Form {
     data_dir: Option<PathBuf>,
     peer_listen: Option<String>,
     client_listen: Option<String>,
+    http_listen: Option<String>,
     peer_advertise: Option<String>,
     client_advertise: Option<String>,
     nodes: Option<BTreeMap<String, AddressesForm>>,
@@ -229,6 +235,8 @@ impl Form {
                 format!("{client_listen} is peer_listen as well: nodes and clients need a port each");
             return Err(document.fault("client_listen", problem));
         }
+
+        let http_listen = http(document, self.http_listen, client_listen)?;
 
         let mut nodes = BTreeMap::new();
         for (name, form) in self.nodes.unwrap_or_default() {
@@ -296,6 +304,7 @@ impl Form {
             node_id,
             peer_listen,
             client_listen,
+            http_listen,
             peer_advertise,
             client_advertise,
             nodes,
@@ -318,6 +327,35 @@ fn listen(document: &Document<'_>, key: &str, text: Option<String>, port: u16) -
         );
         document.fault(key, problem)
     })
+}
+
+/// Until the HTTP door has TLS and tokens it is open to this machine alone.
+fn http(
+    document: &Document<'_>,
+    text: Option<String>,
+    client_listen: SocketAddr,
+) -> Result<Option<SocketAddr>, Fault> {
+    let Some(text) = text else {
+        return Ok(Some(http_beside(client_listen)));
+    };
+    if text == "off" {
+        return Ok(None);
+    }
+    let http_listen = listen(document, "http_listen", Some(text), HTTP_PORT)?;
+    if !http_listen.ip().is_loopback() {
+        let problem = format!(
+            "is {http_listen}, but HTTP has neither TLS nor tokens yet, so it is for this machine alone: write \
+             127.0.0.1:{port}, or \"off\"",
+            port = http_listen.port()
+        );
+        return Err(document.fault("http_listen", problem));
+    }
+    Ok(Some(http_listen))
+}
+
+/// Where HTTP is listened for when nothing else is said: on loopback, one port below the clients'.
+pub fn http_beside(client_listen: SocketAddr) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], client_listen.port().wrapping_sub(1).max(1)))
 }
 
 fn address(document: &Document<'_>, key: &str, text: Option<String>) -> Result<Address, Fault> {

@@ -147,6 +147,7 @@ mod tests {
                 state_hash,
                 offset_ms: 0,
                 sessions: 0,
+                http_addr: None,
             }),
         };
         ClusterView {

@@ -131,15 +131,16 @@ fn make_cluster(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The client port of each node, the peer port being the next: 7481 and up in steps of 10, further
-/// up where those are taken.
+/// The client port of each node, 7481 and up in steps of 10, further up where those are taken. HTTP
+/// has the port before it, peers the next.
 fn free_ports(nodes: usize) -> anyhow::Result<Vec<u16>> {
     let is_free = |port: u16| UdpSocket::bind(("127.0.0.1", port)).is_ok();
+    let is_free_for_http = |port: u16| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
     let mut ports = Vec::new();
     let mut skipped = Vec::new();
     let mut base = FIRST_PORT;
     while ports.len() < nodes {
-        if is_free(base + 1) && is_free(base + 2) {
+        if is_free_for_http(base) && is_free(base + 1) && is_free(base + 2) {
             ports.push(base + 1);
         } else {
             skipped.push(base + 1);
@@ -317,9 +318,10 @@ impl Nodes {
                 Some(role) => role.as_str(),
                 None => "not answering",
             };
+            let http = node.report.as_ref().and_then(|report| report.http_addr.as_deref()).unwrap_or("-");
             let pid = self.pid(node.node_id).map_or("-".to_string(), |pid| pid.to_string());
             println!(
-                "{} pid {pid} · clients {} · peers {} · {role}",
+                "{} pid {pid} · HTTP {http} · clients {} · peers {} · {role}",
                 node.node_id, node.client_addr, node.peer_addr
             );
         }

@@ -5,6 +5,8 @@ pub mod clock;
 pub mod dev;
 pub mod exec;
 pub mod exit;
+mod http;
+mod metrics;
 pub mod node;
 pub mod online;
 pub mod show;

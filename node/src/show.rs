@@ -349,8 +349,9 @@ pub fn cluster(view: &ClusterView) -> Shown {
                     format!("{:016x}", report.state_hash),
                     format!("{} ms", report.offset_ms),
                     report.sessions.to_string(),
+                    report.http_addr.clone().unwrap_or_else(|| "off".to_string()),
                 ]),
-                None => row.extend(["not answering", "-", "-", "-", "-", "-", "-"].map(String::from)),
+                None => row.extend(["not answering", "-", "-", "-", "-", "-", "-", "-"].map(String::from)),
             }
             row.extend([node.client_addr.clone(), node.peer_addr.clone()]);
             row
@@ -373,6 +374,7 @@ pub fn cluster(view: &ClusterView) -> Shown {
                 "state_hash": report.map(|report| format!("{:016x}", report.state_hash)),
                 "offset_ms": report.map(|report| report.offset_ms),
                 "sessions": report.map(|report| report.sessions),
+                "http_addr": report.and_then(|report| report.http_addr.clone()),
             });
             without_nulls(&mut value, 0);
             value
@@ -406,6 +408,7 @@ pub fn cluster(view: &ClusterView) -> Shown {
         "STATE HASH",
         "OFFSET",
         "SESSIONS",
+        "HTTP",
         "CLIENTS",
         "PEERS",
     ];

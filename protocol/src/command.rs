@@ -36,6 +36,9 @@ pub enum Principal {
     Host(Name),
     User(Name),
     Node(NodeId),
+    /// Whoever asks over HTTP from this machine, as long as that edge knows no tokens: the local
+    /// operator, who may act for every agent.
+    Loopback,
 }
 
 impl Principal {
@@ -48,6 +51,7 @@ impl Principal {
             }
             Self::User(_) => *agent_id == self.own_agent_id(),
             Self::Node(_) => false,
+            Self::Loopback => true,
         }
     }
 
@@ -58,6 +62,7 @@ impl Principal {
             Self::Host(name) => format!("host:{name}"),
             Self::User(name) => format!("user:{name}"),
             Self::Node(id) => format!("node:{id}"),
+            Self::Loopback => "http-loopback".to_string(),
         };
         AgentId::parse(&text[..text.len().min(64)]).expect("names consist of id characters")
     }
@@ -70,6 +75,7 @@ impl fmt::Display for Principal {
             Self::Host(name) => write!(f, "host/{name}"),
             Self::User(name) => write!(f, "user/{name}"),
             Self::Node(id) => write!(f, "node/{id}"),
+            Self::Loopback => f.write_str("http-loopback"),
         }
     }
 }

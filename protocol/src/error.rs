@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::id::{MsgId, Tag, TraceId};
 
 macro_rules! codes {
-    ($($(#[$doc:meta])* $name:ident $text:literal exit $exit:literal retry $retry:literal;)*) => {
+    ($($(#[$doc:meta])* $name:ident $text:literal http $http:literal exit $exit:literal retry $retry:literal;)*) => {
         /// What went wrong, in one word that programs may rely on.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         pub enum Code { $($(#[$doc])* #[serde(rename = $text)] $name,)* }
@@ -17,6 +17,11 @@ macro_rules! codes {
 
             pub fn as_str(self) -> &'static str {
                 match self { $(Code::$name => $text),* }
+            }
+
+            /// The status of an HTTP answer with this code. Ends of a message come with 200.
+            pub fn http_status(self) -> u16 {
+                match self { $(Code::$name => $http),* }
             }
 
             /// The exit status of a command that ends with this code.
@@ -34,44 +39,50 @@ macro_rules! codes {
 
 codes! {
     /// The request breaks a rule; `field` names where.
-    Invalid "invalid" exit 3 retry false;
-    UnversionedType "unversioned_type" exit 3 retry false;
+    Invalid "invalid" http 400 exit 3 retry false;
+    UnversionedType "unversioned_type" http 400 exit 3 retry false;
     /// `parent_msg_id` names no message that was delivered to the sender.
-    UnknownParent "unknown_parent" exit 3 retry false;
-    Unauthenticated "unauthenticated" exit 3 retry false;
-    Forbidden "forbidden" exit 3 retry false;
-    NotFound "not_found" exit 3 retry false;
-    Gone "gone" exit 3 retry false;
+    UnknownParent "unknown_parent" http 400 exit 3 retry false;
+    Unauthenticated "unauthenticated" http 401 exit 3 retry false;
+    Forbidden "forbidden" http 403 exit 3 retry false;
+    NotFound "not_found" http 404 exit 3 retry false;
+    Gone "gone" http 410 exit 3 retry false;
     /// The `msg_id` is taken by a message with other content.
-    MsgIdConflict "msg_id_conflict" exit 3 retry false;
-    IllegalTransition "illegal_transition" exit 3 retry false;
-    RevisionConflict "revision_conflict" exit 3 retry false;
+    MsgIdConflict "msg_id_conflict" http 409 exit 3 retry false;
+    IllegalTransition "illegal_transition" http 409 exit 3 retry false;
+    RevisionConflict "revision_conflict" http 409 exit 3 retry false;
     /// A later run of this agent has taken its place: stop this one.
-    StaleInstance "stale_instance" exit 3 retry false;
+    StaleInstance "stale_instance" http 409 exit 3 retry false;
     /// The attempt is no longer the current one: drop it.
-    StaleAttempt "stale_attempt" exit 3 retry false;
-    TooLarge "too_large" exit 3 retry false;
-    NoCandidate "no_candidate" exit 3 retry false;
+    StaleAttempt "stale_attempt" http 409 exit 3 retry false;
+    TooLarge "too_large" http 413 exit 3 retry false;
+    NoCandidate "no_candidate" http 422 exit 3 retry false;
+    /// The path exists, for another method.
+    MethodNotAllowed "method_not_allowed" http 405 exit 3 retry false;
+    /// A body that is not plain `application/json`.
+    UnsupportedMediaType "unsupported_media_type" http 415 exit 3 retry false;
+    /// The request did not arrive whole in time.
+    RequestTimeout "request_timeout" http 408 exit 3 retry false;
     /// Too much is waiting; `retry_after_ms` says when to come back.
-    Overloaded "overloaded" exit 4 retry true;
-    NoLeader "no_leader" exit 4 retry true;
-    NoMajority "no_majority" exit 4 retry true;
-    DiskFull "disk_full" exit 4 retry true;
-    NodeDraining "node_draining" exit 4 retry true;
+    Overloaded "overloaded" http 429 exit 4 retry true;
+    NoLeader "no_leader" http 503 exit 4 retry true;
+    NoMajority "no_majority" http 503 exit 4 retry true;
+    DiskFull "disk_full" http 503 exit 4 retry true;
+    NodeDraining "node_draining" http 503 exit 4 retry true;
     /// No answer came. What was asked may still happen: ask by `msg_id`.
-    OutcomeUnknown "outcome_unknown" exit 5 retry true;
+    OutcomeUnknown "outcome_unknown" http 504 exit 5 retry true;
     /// An end of a message: its agent reported an error.
-    AgentError "agent_error" exit 1 retry false;
+    AgentError "agent_error" http 200 exit 1 retry false;
     /// An end of a message: its agent could not parse the content.
-    Unparseable "unparseable" exit 1 retry false;
+    Unparseable "unparseable" http 200 exit 1 retry false;
     /// An end of a message: every attempt was used up.
-    AttemptsExhausted "attempts_exhausted" exit 1 retry false;
+    AttemptsExhausted "attempts_exhausted" http 200 exit 1 retry false;
     /// An end of a message: its deadline passed.
-    Expired "expired" exit 1 retry false;
+    Expired "expired" http 200 exit 1 retry false;
     /// An end of a message: its agent refused it.
-    Rejected "rejected" exit 1 retry false;
+    Rejected "rejected" http 200 exit 1 retry false;
     /// A defect of the product; worth a report.
-    Internal "internal" exit 10 retry false;
+    Internal "internal" http 500 exit 10 retry false;
 }
 
 impl fmt::Display for Code {

@@ -306,6 +306,8 @@ pub struct NodeReport {
     /// This node's calendar against the cluster's, in milliseconds.
     pub offset_ms: i64,
     pub sessions: u64,
+    /// None when its HTTP door is closed.
+    pub http_addr: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -82,7 +82,11 @@ pub struct Grants {
 
 impl Rules {
     pub fn is_operator(&self, principal: &Principal) -> bool {
-        matches!(principal, Principal::User(name) if self.grants.operators.contains(name))
+        match principal {
+            Principal::User(name) => self.grants.operators.contains(name),
+            Principal::Loopback => true,
+            Principal::Agent(_) | Principal::Host(_) | Principal::Node(_) => false,
+        }
     }
 
     /// What types alone can't say. The error names the key and the range.

@@ -146,6 +146,9 @@ impl Ages {
         for (agent_id, record) in &live.agents {
             let silence = self.agents.entry(agent_id.clone()).or_default();
             silence.follow(&record.instance, now_ms);
+            if live.slots_taken(agent_id) >= record.registration.max_concurrency {
+                silence.is_full(&record.instance, now_ms);
+            }
             let Some((_, leading_ms)) = self.leading else {
                 silence.asked = None;
                 continue;
@@ -195,6 +198,14 @@ impl Silence {
             let stalest = self.runs.iter().enumerate().min_by_key(|(_, run)| run.level1_ms);
             let (index, _) = stalest.expect("there are several");
             self.runs.swap_remove(index);
+        }
+    }
+
+    /// With all its slots taken an agent could take nothing anyway: level 2 is not asked for, and
+    /// counts from when it has a slot again.
+    fn is_full(&mut self, instance: &InstanceId, now_ms: u64) {
+        if let Some(run) = self.runs.iter_mut().find(|run| run.instance == *instance) {
+            run.level2_ms = now_ms;
         }
     }
 

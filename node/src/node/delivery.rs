@@ -3,7 +3,7 @@
 //! the agent has said `received`.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -12,15 +12,19 @@ use std::{
 };
 
 use reach_protocol::{
-    AgentId, Code, Command, ErrorReply, Fact, InstanceId, MessageState, MsgId, codec,
+    AgentId, Code, Command, Envelope, ErrorReply, Fact, InstanceId, MessageState, MsgId,
+    codec::{self, Encoded},
     frame::{self, Answer, Held, NodeFrame, Verdict},
     message::{Holder, MessageRecord},
 };
 use reach_raft::Step;
 use reach_transport::LinkTx;
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
 
-use super::Shared;
+use super::{Shared, heartbeat::POLLS_FORGOTTEN_MS};
 
 /// How often unreceived tasks are looked at.
 const SWEEP_EVERY: Duration = Duration::from_millis(250);
@@ -48,8 +52,17 @@ impl Line {
     }
 }
 
+/// What a poll is answered with: tasks, or why there will be none for this run.
+pub type Polled = Result<Vec<Delivery>, ErrorReply>;
+
+type Delivery = frame::Delivery<Encoded<Envelope>>;
+
+/// Polls of one agent that may wait at once; the oldest gives way, empty-handed.
+const POLLS_MAX: usize = 16;
+
 #[derive(Debug)]
 enum Ask {
+    Poll { agent_id: AgentId, instance: InstanceId, max: usize, waits: bool, answer: oneshot::Sender<Polled> },
     Attach { agent_id: AgentId, instance: InstanceId, held: Vec<Held>, line: Line, request: u64 },
     Detach { agent_id: AgentId, instance: InstanceId },
     Closed { connection: u64 },
@@ -87,6 +100,25 @@ impl Handle {
         let _ = self.asks.send(Ask::Attach { agent_id, instance, held, line, request }).await;
     }
 
+    /// Asks for tasks as an agent over HTTP does: for those that are there, or for the first that
+    /// comes. The wait itself proves both heartbeats.
+    pub async fn poll(&self, agent_id: AgentId, instance: InstanceId, max: usize, wait: Duration) -> Polled {
+        let (answer, mut answered) = oneshot::channel();
+        let waits = !wait.is_zero();
+        let _ = self.asks.send(Ask::Poll { agent_id, instance, max, waits, answer }).await;
+        match waits {
+            false => answered.await.unwrap_or_else(|_| Ok(Vec::new())),
+            true => match tokio::time::timeout(wait, &mut answered).await {
+                Ok(answer) => answer.unwrap_or_else(|_| Ok(Vec::new())),
+                Err(_) => {
+                    // Tasks may have come in this very moment.
+                    answered.close();
+                    answered.try_recv().unwrap_or_else(|_| Ok(Vec::new()))
+                }
+            },
+        }
+    }
+
     pub async fn detach(&self, agent_id: AgentId, instance: InstanceId) {
         let _ = self.asks.send(Ask::Detach { agent_id, instance }).await;
     }
@@ -122,6 +154,9 @@ pub async fn run(shared: Arc<Shared>, mut inbox: Inbox) {
                 Some(Ask::Attach { agent_id, instance, held, line, request }) => {
                     sessions.attach(agent_id, instance, &held, line, request);
                 }
+                Some(Ask::Poll { agent_id, instance, max, waits, answer }) => {
+                    sessions.poll(agent_id, instance, max, waits, answer);
+                }
                 Some(Ask::Detach { agent_id, instance }) => sessions.detach(&agent_id, &instance),
                 Some(Ask::Closed { connection }) => sessions.closed(connection),
                 Some(Ask::Goodbye) => sessions.goodbye(),
@@ -143,10 +178,53 @@ struct Sessions {
 
 struct Session {
     instance: InstanceId,
-    line: Line,
+    way: Way,
     /// Matched and not yet `received`; bounded by the agent's slots.
     open: BTreeMap<MsgId, Open>,
     echo_due_ms: u64,
+}
+
+/// How tasks come to the agent.
+enum Way {
+    /// Over its link, when they are there.
+    Link(Line),
+    /// Over HTTP, when it asks.
+    Polls { waiting: VecDeque<oneshot::Sender<Polled>>, asked_ms: u64 },
+}
+
+impl Session {
+    /// An agent that polls learns the same from the answer to its next request.
+    fn tell(&self, frame: &NodeFrame) {
+        if let Way::Link(line) = &self.way {
+            line.send(frame);
+        }
+    }
+
+    /// Ends every poll that waits.
+    fn dismiss(&mut self, why: &ErrorReply) {
+        if let Way::Polls { waiting, .. } = &mut self.way {
+            for poll in waiting.drain(..) {
+                let _ = poll.send(Err(why.clone()));
+            }
+        }
+    }
+
+    fn deliver(&mut self, delivery: Delivery) -> bool {
+        match &mut self.way {
+            Way::Link(line) => line.send(&NodeFrame::Deliver(Box::new(delivery))),
+            Way::Polls { waiting, .. } => {
+                let mut answer = Ok(vec![delivery]);
+                // A poll whose client went away gives it back, for the next one.
+                while let Some(poll) = waiting.pop_front() {
+                    match poll.send(answer) {
+                        Ok(()) => return true,
+                        Err(unsent) => answer = unsent,
+                    }
+                }
+                false
+            }
+        }
+    }
 }
 
 struct Open {
@@ -154,6 +232,38 @@ struct Open {
     first_sent_ms: Option<u64>,
     last_sent_ms: u64,
     dispatched: bool,
+}
+
+impl Open {
+    /// Whether it should be sent, for the first time or again.
+    fn is_due(&self, now_ms: u64, resend_after_ms: u64) -> bool {
+        self.first_sent_ms.is_none() || now_ms >= self.last_sent_ms + resend_after_ms
+    }
+
+    fn sent(&mut self, now_ms: u64) {
+        self.first_sent_ms.get_or_insert(now_ms);
+        self.last_sent_ms = now_ms;
+    }
+}
+
+/// None when the message is gone, or its row can't be read and the process is ending.
+fn delivery_of(shared: &Shared, agent_id: &AgentId, record: &MessageRecord) -> Option<Delivery> {
+    let envelope = match shared.replica.tables().envelope(&record.msg_id) {
+        Ok(envelope) => envelope?,
+        Err(error) => {
+            shared.damaged(&error);
+            return None;
+        }
+    };
+    Some(Delivery {
+        agent_id: agent_id.clone(),
+        msg_id: record.msg_id.clone(),
+        trace_id: record.trace_id.clone(),
+        flow_seq: record.flow_seq,
+        attempt: record.attempt,
+        expires_in_ms: record.expires_ms.saturating_sub(shared.clock.cluster_ms()),
+        envelope,
+    })
 }
 
 impl Sessions {
@@ -199,29 +309,71 @@ impl Sessions {
     fn send(&mut self, agent_id: &AgentId, record: &MessageRecord) {
         let now_ms = self.shared.clock.mono_ms();
         let Some(session) = self.sessions.get_mut(agent_id) else { return };
-        let envelope = match self.shared.replica.tables().envelope(&record.msg_id) {
-            Ok(Some(envelope)) => envelope,
-            Ok(None) => return,
-            Err(error) => {
-                self.shared.damaged(&error);
-                return;
-            }
-        };
-        let frame = NodeFrame::Deliver(Box::new(frame::Delivery {
-            agent_id: agent_id.clone(),
-            msg_id: record.msg_id.clone(),
-            trace_id: record.trace_id.clone(),
-            flow_seq: record.flow_seq,
-            attempt: record.attempt,
-            expires_in_ms: record.expires_ms.saturating_sub(self.shared.clock.cluster_ms()),
-            envelope,
-        }));
-        if session.line.send(&frame)
+        if matches!(&session.way, Way::Polls { waiting, .. } if waiting.is_empty()) {
+            return;
+        }
+        let Some(delivery) = delivery_of(&self.shared, agent_id, record) else { return };
+        if session.deliver(delivery)
             && let Some(open) = session.open.get_mut(&record.msg_id)
         {
-            open.first_sent_ms.get_or_insert(now_ms);
-            open.last_sent_ms = now_ms;
+            open.sent(now_ms);
         }
+    }
+
+    /// An agent over HTTP asks for tasks: what is due is given at once, else the poll waits.
+    fn poll(
+        &mut self,
+        agent_id: AgentId,
+        instance: InstanceId,
+        max: usize,
+        waits: bool,
+        answer: oneshot::Sender<Polled>,
+    ) {
+        if let Err(error) = self.shared.must_be_current(&agent_id, &instance) {
+            let _ = answer.send(Err(error));
+            return;
+        }
+        let now_ms = self.shared.clock.mono_ms();
+        self.shared.heartbeats.heard_over_http(&agent_id, &instance, now_ms, true);
+        let polls_already = self
+            .sessions
+            .get(&agent_id)
+            .is_some_and(|session| session.instance == instance && matches!(session.way, Way::Polls { .. }));
+        if !polls_already {
+            self.drop_session(&agent_id);
+            let way = Way::Polls { waiting: VecDeque::new(), asked_ms: now_ms };
+            let session = Session { instance, way, open: BTreeMap::new(), echo_due_ms: u64::MAX };
+            self.sessions.insert(agent_id.clone(), session);
+            self.list_unreceived(&agent_id);
+        }
+        let shared = self.shared.clone();
+        let resend_after_ms = shared.rules().rules.delivery.resend_after_ms;
+        let session = self.sessions.get_mut(&agent_id).expect("it was just made");
+        let mut tasks = Vec::new();
+        for (msg_id, open) in &mut session.open {
+            if tasks.len() == max {
+                break;
+            }
+            if open.is_due(now_ms, resend_after_ms)
+                && let Some(record) = shared.replica.tables().live().messages.get(msg_id).cloned()
+                && let Some(delivery) = delivery_of(&shared, &agent_id, &record)
+            {
+                open.sent(now_ms);
+                tasks.push(delivery);
+            }
+        }
+        let Way::Polls { waiting, asked_ms } = &mut session.way else { return };
+        *asked_ms = now_ms;
+        if !tasks.is_empty() || !waits {
+            let _ = answer.send(Ok(tasks));
+            return;
+        }
+        if waiting.len() >= POLLS_MAX
+            && let Some(oldest) = waiting.pop_front()
+        {
+            let _ = oldest.send(Ok(Vec::new()));
+        }
+        waiting.push_back(answer);
     }
 
     fn forget(&mut self, msg_id: &MsgId) {
@@ -238,7 +390,7 @@ impl Sessions {
         if let Some(session) =
             self.sessions.get(&holder.agent_id).filter(|session| session.instance == holder.instance)
         {
-            session.line.send(&NodeFrame::Cancel {
+            session.tell(&NodeFrame::Cancel {
                 agent_id: holder.agent_id.clone(),
                 msg_id: record.msg_id.clone(),
                 attempt: record.attempt,
@@ -252,26 +404,15 @@ impl Sessions {
             return;
         }
         let error = ErrorReply::new(Code::StaleInstance, format!("{why}: stop this run"));
-        if let Some(session) = self.drop_session(agent_id) {
-            session.line.send(&NodeFrame::Fenced { agent_id: agent_id.clone(), error: Box::new(error) });
+        if let Some(mut session) = self.drop_session(agent_id) {
+            session.dismiss(&error);
+            session.tell(&NodeFrame::Fenced { agent_id: agent_id.clone(), error: Box::new(error) });
             self.shared.heartbeats.detached(agent_id, instance);
         }
     }
 
     fn attach(&mut self, agent_id: AgentId, instance: InstanceId, held: &[Held], line: Line, request: u64) {
-        let current =
-            self.shared.replica.tables().live().agents.get(&agent_id).map(|record| record.instance.clone());
-        if current.as_ref() != Some(&instance) {
-            let error = match current {
-                Some(_) => ErrorReply::new(
-                    Code::StaleInstance,
-                    "a later run of this agent took its place: stop this run",
-                ),
-                None => ErrorReply::new(
-                    Code::NotFound,
-                    format!("{agent_id} is not registered: register it first"),
-                ),
-            };
+        if let Err(error) = self.shared.must_be_current(&agent_id, &instance) {
             line.respond(request, Err(error));
             return;
         }
@@ -280,7 +421,7 @@ impl Sessions {
         self.shared.heartbeats.attached(&agent_id, &instance, now_ms);
         let verdicts = held.iter().map(|held| self.verdict(&agent_id, &instance, held)).collect();
         line.respond(request, Ok(Answer::Attached { verdicts }));
-        let session = Session { instance, line, open: BTreeMap::new(), echo_due_ms: now_ms };
+        let session = Session { instance, way: Way::Link(line), open: BTreeMap::new(), echo_due_ms: now_ms };
         self.sessions.insert(agent_id.clone(), session);
         self.list(&agent_id, held);
         self.release_what_is_over(&agent_id, held);
@@ -421,7 +562,7 @@ impl Sessions {
         let gone: Vec<(AgentId, InstanceId)> = self
             .sessions
             .iter()
-            .filter(|(_, session)| session.line.connection == connection)
+            .filter(|(_, session)| matches!(&session.way, Way::Link(line) if line.connection == connection))
             .map(|(agent_id, session)| (agent_id.clone(), session.instance.clone()))
             .collect();
         for (agent_id, instance) in gone {
@@ -439,9 +580,30 @@ impl Sessions {
     }
 
     fn goodbye(&mut self) {
-        for session in self.sessions.values() {
-            session.line.send(&NodeFrame::Goodbye);
+        let error = ErrorReply::new(Code::NodeDraining, "this node is going: ask another one")
+            .with_retry_after_ms(100);
+        for session in self.sessions.values_mut() {
+            session.dismiss(&error);
+            session.tell(&NodeFrame::Goodbye);
         }
+    }
+
+    /// A poll that waits proves both heartbeats; an agent that has not asked for long is no longer
+    /// ours.
+    fn sweep_polls(&mut self, now_ms: u64) {
+        let heartbeats = &self.shared.heartbeats;
+        let mut gone = Vec::new();
+        for (agent_id, session) in &mut self.sessions {
+            let Way::Polls { waiting, asked_ms } = &mut session.way else { continue };
+            waiting.retain(|poll| !poll.is_closed());
+            if !waiting.is_empty() {
+                *asked_ms = now_ms;
+                heartbeats.heard_over_http(agent_id, &session.instance, now_ms, true);
+            } else if now_ms >= *asked_ms + POLLS_FORGOTTEN_MS {
+                gone.push(agent_id.clone());
+            }
+        }
+        gone.iter().for_each(|agent_id| drop(self.drop_session(agent_id)));
     }
 
     /// Echoes for level 2, second deliveries, and the record that a task is under way.
@@ -450,15 +612,15 @@ impl Sessions {
         let rules = self.shared.rules();
         let mut again: Vec<(AgentId, MsgId)> = Vec::new();
         let mut aside: Vec<Command> = Vec::new();
+        self.sweep_polls(now_ms);
         for (agent_id, session) in &mut self.sessions {
             if now_ms >= session.echo_due_ms {
                 session.echo_due_ms = now_ms + rules.rules.liveness.heartbeat_ms;
                 self.echo += 1;
-                session.line.send(&NodeFrame::Echo { agent_id: agent_id.clone(), seq: self.echo });
+                session.tell(&NodeFrame::Echo { agent_id: agent_id.clone(), seq: self.echo });
             }
             for (msg_id, open) in &mut session.open {
-                let resend_at_ms = open.last_sent_ms + rules.rules.delivery.resend_after_ms;
-                if open.first_sent_ms.is_none() || now_ms >= resend_at_ms {
+                if open.is_due(now_ms, rules.rules.delivery.resend_after_ms) {
                     again.push((agent_id.clone(), msg_id.clone()));
                 }
                 let sent_long_ago =

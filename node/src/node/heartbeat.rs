@@ -19,6 +19,9 @@ use super::Shared;
 /// How often the ages go to every node.
 const SUMMARY_EVERY: Duration = Duration::from_secs(1);
 
+/// An agent that polls and was silent for so long is another node's, or nobody's.
+pub const POLLS_FORGOTTEN_MS: u64 = 60_000;
+
 #[derive(Debug, Default)]
 pub struct Heartbeats {
     held: Mutex<HashMap<AgentId, Held>>,
@@ -30,12 +33,14 @@ struct Held {
     instance: InstanceId,
     level1_ms: u64,
     level2_ms: u64,
+    /// Over HTTP: there is no connection whose end would tell that it is gone.
+    polls: bool,
 }
 
 impl Heartbeats {
     /// A session begins: both levels were just proven.
     pub fn attached(&self, agent_id: &AgentId, instance: &InstanceId, now_ms: u64) {
-        let held = Held { instance: instance.clone(), level1_ms: now_ms, level2_ms: now_ms };
+        let held = Held { instance: instance.clone(), level1_ms: now_ms, level2_ms: now_ms, polls: false };
         self.held().insert(agent_id.clone(), held);
     }
 
@@ -60,6 +65,24 @@ impl Heartbeats {
         }
     }
 
+    /// An agent without a session of its own was heard here, at level 1 or at both.
+    pub fn heard_over_http(&self, agent_id: &AgentId, instance: &InstanceId, now_ms: u64, ready: bool) {
+        let mut held = self.held();
+        let entry = held.entry(agent_id.clone()).or_insert_with(|| Held {
+            instance: instance.clone(),
+            level1_ms: now_ms,
+            level2_ms: 0,
+            polls: true,
+        });
+        if entry.instance != *instance {
+            *entry = Held { instance: instance.clone(), level1_ms: now_ms, level2_ms: 0, polls: true };
+        }
+        entry.level1_ms = now_ms;
+        if ready {
+            entry.level2_ms = now_ms;
+        }
+    }
+
     pub fn report(&self, now_ms: u64, node: NodeId, ages: &[Age]) {
         self.ages().report(now_ms, node, ages);
     }
@@ -79,8 +102,9 @@ impl Heartbeats {
 
     fn summary(&self, now_ms: u64) -> Vec<Age> {
         let age = |heard_ms: u64| now_ms.saturating_sub(heard_ms);
-        self.held()
-            .iter()
+        let mut held = self.held();
+        held.retain(|_, held| !held.polls || age(held.level1_ms) < POLLS_FORGOTTEN_MS);
+        held.iter()
             .map(|(agent_id, held)| Age {
                 agent_id: agent_id.clone(),
                 instance: held.instance.clone(),

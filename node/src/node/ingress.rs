@@ -4,8 +4,8 @@
 use std::{sync::Arc, time::Duration};
 
 use reach_protocol::{
-    Code, Command, Decision, Envelope, ErrorReply, InstanceId, Json, MsgId, Principal, Registration, Reply,
-    Rules, TraceId,
+    AgentId, Code, Command, Decision, Envelope, ErrorReply, InstanceId, Json, MsgId, Principal, Registration,
+    Reply, Rules, TraceId,
     codec::Encoded,
     command::Submit,
     envelope::{EXPIRES_IN_MAX_MS, Source},
@@ -115,13 +115,7 @@ impl Shared {
     ) -> Result<Answer, ErrorReply> {
         let submit = self.check(principal, envelope, sent_at_ms)?;
         let msg_id = submit.msg_id.clone();
-        if self.low_on_disk() {
-            return Err(ErrorReply::new(
-                Code::DiskFull,
-                "this node's disk is nearly full: free some space on it",
-            )
-            .with_retry_after_ms(5_000));
-        }
+        self.must_have_space()?;
         let known = self.known(&submit)?;
         let ended = wait_until.map(|_| self.waiters.wait(&msg_id));
         let accepted = match known {
@@ -267,18 +261,22 @@ impl Shared {
         outcome: (String, Json, Option<reach_protocol::Money>),
         deadline: Instant,
     ) -> Result<Answer, ErrorReply> {
-        let limits = self.limits();
         let (excerpt, result, cost) = outcome;
-        if result.as_str().len() > limits.result_bytes {
-            return Err(ErrorReply::too_large("result", result.as_str().len(), limits.result_bytes)
-                .with_msg_id(&msg_id));
-        }
-        if excerpt.len() > limits.excerpt_bytes {
-            return Err(
-                ErrorReply::too_large("excerpt", excerpt.len(), limits.excerpt_bytes).with_msg_id(&msg_id)
-            );
-        }
+        self.must_fit(&msg_id, &excerpt, &result)?;
         self.report_on(Command::Complete { msg_id, attempt, holder, excerpt, result, cost }, deadline).await
+    }
+
+    pub fn must_fit(&self, msg_id: &MsgId, excerpt: &str, result: &Json) -> Result<(), ErrorReply> {
+        let limits = self.limits();
+        for (field, size, limit) in [
+            ("result", result.as_str().len(), limits.result_bytes),
+            ("excerpt", excerpt.len(), limits.excerpt_bytes),
+        ] {
+            if size > limit {
+                return Err(ErrorReply::too_large(field, size, limit).with_msg_id(msg_id));
+            }
+        }
+        Ok(())
     }
 
     /// An agent's word on an attempt; what it gets back is that it was taken.
@@ -286,8 +284,29 @@ impl Shared {
         self.propose(command, deadline).await.map(|_| Answer::Done)
     }
 
-    fn low_on_disk(&self) -> bool {
-        self.space.is_low().unwrap_or(false)
+    /// New work needs space; what is running goes on without.
+    pub fn must_have_space(&self) -> Result<(), ErrorReply> {
+        if self.space.is_low().unwrap_or(false) {
+            let message = "this node's disk is nearly full: free some space on it";
+            return Err(ErrorReply::new(Code::DiskFull, message).with_retry_after_ms(5_000));
+        }
+        Ok(())
+    }
+
+    /// Only the current run of an agent gets tasks.
+    pub fn must_be_current(&self, agent_id: &AgentId, instance: &InstanceId) -> Result<(), ErrorReply> {
+        let current = self.replica.tables().live().agents.get(agent_id).map(|record| record.instance.clone());
+        match current {
+            Some(current) if current == *instance => Ok(()),
+            Some(_) => Err(ErrorReply::new(
+                Code::StaleInstance,
+                "a later run of this agent took its place: stop this run",
+            )),
+            None => {
+                let message = format!("{agent_id} is not registered: register it first");
+                Err(ErrorReply::new(Code::NotFound, message))
+            }
+        }
     }
 
     /// A table that can't be read is never answered from; the process ends with the disk's own code.

@@ -7,9 +7,12 @@ mod ingress;
 mod leader;
 mod peers;
 mod read;
+mod requests;
 mod waiters;
 
-use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap, net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration,
+};
 
 use reach_config::NodeConfig;
 use reach_protocol::{
@@ -22,7 +25,9 @@ use reach_transport::{Credentials, Door, Endpoint};
 use serde::{Deserialize, Serialize};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{clock::Clock, exit::Exit, telemetry};
+use crate::{clock::Clock, exit::Exit, http, metrics::Metrics, telemetry};
+
+pub use requests::WAIT_MAX;
 
 /// What the tasks of one node share. Cheap to clone as an `Arc`; every part locks for itself.
 #[derive(Debug)]
@@ -39,6 +44,8 @@ pub struct Shared {
     pub waiters: waiters::Waiters,
     pub heartbeats: heartbeat::Heartbeats,
     pub space: Space,
+    pub metrics: Metrics,
+    pub http_addr: Option<SocketAddr>,
     pub stop: CancellationToken,
     pub tracker: TaskTracker,
 }
@@ -72,6 +79,7 @@ impl Shared {
             state_hash: applied.state_hash,
             offset_ms: if leadership.leading { 0 } else { self.clock.offset_ms() },
             sessions: self.delivery.sessions(),
+            http_addr: self.http_addr.map(|addr| addr.to_string()),
         }
     }
 }
@@ -131,6 +139,8 @@ impl Node {
         )
         .map_err(Exit::transport)?;
 
+        let http_listener = config.http_listen.map(http::bind).transpose()?;
+
         let initial_members: BTreeMap<NodeId, Member> = config
             .nodes
             .iter()
@@ -169,6 +179,8 @@ impl Node {
             waiters: waiters::Waiters::default(),
             heartbeats: heartbeat::Heartbeats::default(),
             space: Space::new(&config.data_dir, LOW_SPACE_BYTES),
+            metrics: Metrics::default(),
+            http_addr: config.http_listen,
             stop,
             tracker,
         });
@@ -179,12 +191,16 @@ impl Node {
         shared.clone().spawn(heartbeat::run(shared.clone()));
         shared.clone().spawn(peers::run(shared.clone(), peer_endpoint.clone()));
         shared.clone().spawn(connection::run(shared.clone(), client_endpoint.clone()));
+        if let Some(listener) = http_listener {
+            shared.clone().spawn(http::run(shared.clone(), listener));
+        }
 
         tracing::info!(
             node = %node_id,
             cluster = %shared.cluster,
             client_addr = %client_endpoint.local_addr(),
             peer_addr = %peer_endpoint.local_addr(),
+            http_addr = shared.http_addr.map(tracing::field::display),
             "node started"
         );
         Ok(Self { shared, store, client_endpoint, peer_endpoint })

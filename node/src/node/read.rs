@@ -112,7 +112,7 @@ impl Shared {
         limit: u32,
         after: Option<&MsgId>,
     ) -> Result<Answer, ErrorReply> {
-        if !matches!(principal, Principal::User(_)) {
+        if !matches!(principal, Principal::User(_) | Principal::Loopback) {
             return Err(ErrorReply::new(Code::Forbidden, "lists of messages are for users, not for agents"));
         }
         let limit = page(limit);
@@ -219,7 +219,7 @@ impl Shared {
                 || self.replica.tables().was_delivered(&record.msg_id, agent_id).unwrap_or(false)
         };
         match principal {
-            Principal::User(_) => true,
+            Principal::User(_) | Principal::Loopback => true,
             Principal::Agent(agent_id) => record.source == *agent_id || was_delivered(agent_id),
             Principal::Host(_) => {
                 principal.acts_for(&record.source)

@@ -1,0 +1,198 @@
+//! What may be asked of a node, whichever door it came through: one match from requests to the work,
+//! with the identity's right to ask it.
+
+use std::{sync::Arc, time::Duration};
+
+use reach_protocol::{
+    AgentId, AgentState, Code, Command, ErrorReply, InstanceId, Name, Principal, Rules, StateReason,
+    frame::{Answer, Request},
+    message::Holder,
+};
+use tokio::time::Instant;
+
+use super::{Shared, read::AgentFilter};
+
+/// The longest a caller may wait for a message's end in one request.
+pub const WAIT_MAX: Duration = Duration::from_secs(300);
+/// The user that may initialise a new cluster and is its first operator.
+pub const FIRST_OPERATOR: &str = "admin";
+
+impl Shared {
+    /// Answers within `deadline`, besides the time a request asks to wait for a message's end. A
+    /// `stale` read is answered from what this node knows.
+    pub async fn answer(
+        self: &Arc<Self>,
+        principal: &Principal,
+        request: Request,
+        stale: bool,
+        deadline: Instant,
+    ) -> Result<Answer, ErrorReply> {
+        let shared = self;
+        match request {
+            Request::Register { registration, instance, uptime_ms } => {
+                acts_for(principal, &registration.agent_id)?;
+                shared.register(principal, *registration, instance, uptime_ms, deadline).await
+            }
+            Request::Attach { .. } => {
+                Err(ErrorReply::new(Code::Internal, "an attach is answered by its session"))
+            }
+            Request::Drain { agent_id, instance } => {
+                acts_for(principal, &agent_id)?;
+                self.set_liveness(&agent_id, instance, AgentState::Draining, deadline).await
+            }
+            Request::Detach { agent_id, instance } => {
+                acts_for(principal, &agent_id)?;
+                shared.delivery.detach(agent_id.clone(), instance.clone()).await;
+                self.set_liveness(&agent_id, instance, AgentState::Offline, deadline).await
+            }
+            Request::Remove { agent_id } => {
+                let command = Command::Remove { agent_id, author: principal.clone() };
+                shared.propose(command, deadline).await.map(|_| Answer::Done)
+            }
+            Request::Received { agent_id, instance, msg_id, attempt } => {
+                let holder = holder(principal, agent_id, instance)?;
+                shared.report_on(Command::Received { msg_id, attempt, holder }, deadline).await
+            }
+            Request::Complete { agent_id, instance, msg_id, attempt, excerpt, result, cost } => {
+                let holder = holder(principal, agent_id, instance)?;
+                shared.complete(msg_id, attempt, holder, (excerpt, result, cost), deadline).await
+            }
+            Request::Fail { agent_id, instance, msg_id, attempt, reason, message } => {
+                let holder = holder(principal, agent_id, instance)?;
+                shared.report_on(Command::Fail { msg_id, attempt, holder, reason, message }, deadline).await
+            }
+            Request::Release { agent_id, instance, msg_id, attempt } => {
+                let holder = holder(principal, agent_id, instance)?;
+                shared.report_on(Command::Release { msg_id, attempt, holder }, deadline).await
+            }
+            Request::Submit { envelope, sent_at_ms, wait_ms } => {
+                shared.submit(principal, *envelope, sent_at_ms, deadline, until(wait_ms)).await
+            }
+            Request::Message { msg_id, wait_ms } => {
+                self.fresh(stale, deadline).await?;
+                shared.read_message(principal, msg_id, until(wait_ms)).await
+            }
+            Request::Payload { msg_id } => {
+                self.fresh(stale, deadline).await?;
+                shared.read_payload(principal, &msg_id)
+            }
+            Request::Result { msg_id } => {
+                self.fresh(stale, deadline).await?;
+                shared.read_result(principal, &msg_id)
+            }
+            Request::Trace { trace_id } => {
+                self.fresh(stale, deadline).await?;
+                shared.read_trace(principal, &trace_id)
+            }
+            Request::Messages { limit, after } => {
+                self.fresh(stale, deadline).await?;
+                shared.list_messages(principal, limit, after.as_ref())
+            }
+            Request::Agents { state, capability, metadata, limit, after } => {
+                self.fresh(stale, deadline).await?;
+                Ok(shared.list_agents(&AgentFilter { state, capability, metadata }, limit, after.as_ref()))
+            }
+            Request::Agent { agent_id } => {
+                self.fresh(stale, deadline).await?;
+                shared.read_agent(&agent_id)
+            }
+            // The one read that must work when nothing else does.
+            Request::Cluster => Ok(shared.read_cluster().await),
+            Request::Initialise => self.initialise(principal, deadline).await,
+            Request::Rules => {
+                self.fresh(stale, deadline).await?;
+                Ok(Answer::Rules(Box::new((*shared.rules()).clone())))
+            }
+            Request::ApplyRules { text, expect } => {
+                let rules = reach_config::rules::parse(&text)
+                    .map_err(|error| ErrorReply::new(Code::Invalid, error.to_string()))?;
+                let command =
+                    Command::ApplyRules { rules: Box::new(rules), text, expect, author: principal.clone() };
+                match shared.propose(command, deadline).await? {
+                    reach_protocol::Reply::Rules(record) => Ok(Answer::Rules(record)),
+                    _ => Ok(Answer::Rules(Box::new((*shared.rules()).clone()))),
+                }
+            }
+        }
+    }
+
+    async fn fresh(&self, stale: bool, deadline: Instant) -> Result<(), ErrorReply> {
+        if stale { Ok(()) } else { self.read_barrier(deadline).await }
+    }
+
+    /// The first entry of a new cluster: its members, its first rules and its first operator.
+    async fn initialise(&self, principal: &Principal, deadline: Instant) -> Result<Answer, ErrorReply> {
+        let shared = self;
+        let operator = Name::parse(FIRST_OPERATOR).expect("a legal name");
+        if *principal != Principal::User(operator.clone()) {
+            let message = format!(
+                "only user/{FIRST_OPERATOR} may initialise a cluster: use the context in its admin folder"
+            );
+            return Err(ErrorReply::new(Code::Forbidden, message));
+        }
+        if shared.rules().revision > 0 {
+            return Err(ErrorReply::new(Code::IllegalTransition, "this cluster is initialised already"));
+        }
+        if shared.replica.members().is_empty() {
+            let members = shared.initial_members.clone();
+            shared.replica.initialise(members).await.map_err(|error| {
+                ErrorReply::new(Code::NoMajority, format!("the nodes could not be brought together: {error}"))
+            })?;
+        }
+        let mut rules = Rules::default();
+        rules.grants.operators.push(operator);
+        let command = Command::Init { cluster: shared.cluster.clone(), rules: Box::new(rules) };
+        shared.propose(command, deadline).await.map(|_| Answer::Done)
+    }
+
+    async fn set_liveness(
+        &self,
+        agent_id: &AgentId,
+        instance: InstanceId,
+        state: AgentState,
+        deadline: Instant,
+    ) -> Result<Answer, ErrorReply> {
+        // The heartbeats may change it in between: then the change is asked for again.
+        loop {
+            self.read_barrier(deadline).await?;
+            let record = self.replica.tables().live().agents.get(agent_id).cloned();
+            let Some(record) = record.filter(|record| record.instance == instance) else {
+                return Err(ErrorReply::new(
+                    Code::StaleInstance,
+                    "a later run of this agent took its place: stop this run",
+                ));
+            };
+            // Offline is further than draining.
+            if record.state >= state {
+                return Ok(Answer::Done);
+            }
+            let command = Command::SetLiveness {
+                agent_id: agent_id.clone(),
+                instance: instance.clone(),
+                liveness_seq: record.liveness_seq,
+                state,
+                reason: StateReason::Asked,
+            };
+            self.propose(command, deadline).await?;
+        }
+    }
+}
+
+fn holder(principal: &Principal, agent_id: AgentId, instance: InstanceId) -> Result<Holder, ErrorReply> {
+    acts_for(principal, &agent_id)?;
+    Ok(Holder { agent_id, instance })
+}
+
+pub fn acts_for(principal: &Principal, agent_id: &AgentId) -> Result<(), ErrorReply> {
+    if principal.acts_for(agent_id) {
+        return Ok(());
+    }
+    let message = format!(
+        "{principal} may not act as agent {agent_id}: use a certificate issued with `agent-reach certs issue --agent {agent_id}`"
+    );
+    Err(ErrorReply::new(Code::Forbidden, message))
+}
+
+fn until(wait_ms: Option<u64>) -> Option<Instant> {
+    wait_ms.map(|ms| Instant::now() + Duration::from_millis(ms).min(WAIT_MAX))
+}

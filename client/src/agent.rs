@@ -297,7 +297,10 @@ impl RunningAgent {
     async fn attached(&self, deadline: Instant) -> Result<(), Error> {
         let mut statuses = self.statuses.clone();
         let first = statuses.wait_for(|status| *status != Status::Connecting);
-        let status = timeout_at(deadline, first).await.map(|status| status.map(|status| status.clone()));
+        let status = tokio::select! {
+            status = timeout_at(deadline, first) => status.map(|status| status.map(|status| status.clone())),
+            error = self.client.refused() => return Err(error),
+        };
         match status {
             Ok(Ok(Status::Stopped(Stopped::Fenced(reply) | Stopped::Refused(reply)))) => {
                 Err(Error::Refused(reply))

@@ -35,8 +35,9 @@ pub struct Submitted {
 }
 
 impl Client {
-    /// Connects to any of the nodes. Fails with [`Error::Unreachable`] after `connect_timeout`; an
-    /// established client comes back by itself after every loss.
+    /// Connects to any of the nodes. Fails with [`Error::Unreachable`] after `connect_timeout`, and with
+    /// [`Error::Unauthenticated`] as soon as every node has refused; an established client comes back
+    /// by itself after every loss.
     pub async fn connect(options: Options) -> Result<Self, Error> {
         let options = Arc::new(options);
         let deadline = Instant::now() + options.connect_timeout;
@@ -133,6 +134,10 @@ impl Client {
 
     pub(crate) fn unreachable(&self) -> Error {
         self.connection.unreachable()
+    }
+
+    pub(crate) async fn refused(&self) -> Error {
+        self.connection.refused().await
     }
 
     pub(crate) fn drain_timeout(&self) -> Duration {

@@ -2,7 +2,8 @@
 //! sends a request again until it is answered or its deadline has passed.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
+    fmt,
     hash::{BuildHasher, RandomState},
     sync::{Arc, Mutex},
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -22,7 +23,7 @@ use tracing::{debug, info};
 
 use crate::{
     error::Error,
-    link::{Asked, Beat, Link, Push},
+    link::{Asked, Beat, Link, Miss, Push},
     options::Options,
 };
 
@@ -52,7 +53,7 @@ struct Shared {
 
 #[derive(Clone)]
 pub(crate) enum State {
-    Down { reason: String },
+    Down(Misses),
     Up(Arc<Link>),
     Closed,
 }
@@ -66,7 +67,7 @@ impl Connection {
         }
         let endpoint = Endpoint::client(Door::Client, &options.credentials, options.transport.clone())?;
         let closing = CancellationToken::new();
-        let (state_tx, state) = watch::channel(State::Down { reason: "not yet connected".into() });
+        let (state_tx, state) = watch::channel(State::Down(Misses::default()));
         let (beat, beats) = watch::channel(None);
         let welcome = Arc::new(Mutex::new(None));
         let supervisor = Supervisor {
@@ -103,9 +104,23 @@ impl Connection {
         self.shared.beat.send_replace(beat);
     }
 
-    /// The first link, or why there is none by `deadline`.
+    /// The first link, or why there is none by `deadline`; at once when no node accepts us.
     pub(crate) async fn connected(&self, deadline: Instant) -> Result<(), Error> {
-        self.link(deadline).await.map(drop)
+        tokio::select! {
+            linked = self.link(deadline) => linked.map(drop),
+            error = self.refused() => Err(error),
+        }
+    }
+
+    /// Waits until every node has refused us since the last link; for ever when none does.
+    pub(crate) async fn refused(&self) -> Error {
+        let mut states = self.states();
+        let all = |state: &State| matches!(state, State::Down(misses) if misses.all_refused());
+        if states.wait_for(all).await.is_err() {
+            // Closed: whoever waits for a link or an end hears of it there.
+            std::future::pending::<()>().await;
+        }
+        self.unreachable()
     }
 
     pub(crate) async fn close(&self) {
@@ -120,7 +135,7 @@ impl Connection {
         let up = states.wait_for(|state| match state {
             State::Up(link) => !link.is_lost(),
             State::Closed => true,
-            State::Down { .. } => false,
+            State::Down(_) => false,
         });
         let found = match timeout_at(deadline, up).await {
             Ok(Ok(state)) => Some(state.clone()),
@@ -135,12 +150,15 @@ impl Connection {
     }
 
     pub(crate) fn unreachable(&self) -> Error {
-        let reason = match &*self.shared.state.borrow() {
-            State::Down { reason } => reason.clone(),
-            State::Up(_) => "connected, but no answer came".into(),
-            State::Closed => "closed".into(),
-        };
-        Error::Unreachable { endpoints: self.shared.options.endpoints.clone(), reason }
+        let endpoints = self.shared.options.endpoints.clone();
+        match &*self.shared.state.borrow() {
+            State::Down(misses) if misses.any_refused() => {
+                Error::Unauthenticated { endpoints, reason: misses.to_string() }
+            }
+            State::Down(misses) => Error::Unreachable { endpoints, reason: misses.to_string() },
+            State::Up(_) => Error::Unreachable { endpoints, reason: "connected, but no answer came".into() },
+            State::Closed => Error::Unreachable { endpoints, reason: "closed".into() },
+        }
     }
 
     /// Asks until it is answered, over as many links as it takes.
@@ -338,9 +356,10 @@ impl Supervisor {
     async fn keep_up(&mut self) {
         let mut pauses = self.options.pauses();
         let mut failures = 0;
+        let mut misses = Misses::default();
         for generation in 1.. {
             let address = self.addresses.next();
-            let reason = match Link::dial(&self.endpoint, &address, &self.options, generation).await {
+            let miss = match Link::dial(&self.endpoint, &address, &self.options, generation).await {
                 Ok((link, incoming)) => {
                     info!(node = %link.welcome.node_id, "connected");
                     let began = Instant::now();
@@ -355,19 +374,61 @@ impl Supervisor {
                         pauses = self.options.pauses();
                         failures = 0;
                     }
-                    reason
+                    misses = Misses::default();
+                    Miss::passing(reason)
                 }
-                Err(reason) => {
-                    debug!(reason, "not connected");
-                    reason
+                Err(miss) => {
+                    debug!(address, reason = miss.reason, "not connected");
+                    miss
                 }
             };
-            self.state.send_replace(State::Down { reason });
+            misses.set(address, miss, self.addresses.len());
+            self.state.send_replace(State::Down(misses.clone()));
             failures += 1;
             if failures >= self.addresses.len() {
                 sleep(pauses.next().unwrap_or(self.options.pause_max)).await;
             }
         }
+    }
+}
+
+/// Why there is no link: what each address last came to since there was one.
+#[derive(Clone, Default)]
+pub(crate) struct Misses {
+    each: BTreeMap<String, Miss>,
+    addresses: usize,
+}
+
+impl Misses {
+    fn set(&mut self, address: String, miss: Miss, addresses: usize) {
+        self.each.insert(address, miss);
+        self.addresses = addresses;
+    }
+
+    fn any_refused(&self) -> bool {
+        self.each.values().any(|miss| miss.refused)
+    }
+
+    fn all_refused(&self) -> bool {
+        self.addresses > 0 && self.each.len() == self.addresses && self.each.values().all(|miss| miss.refused)
+    }
+}
+
+/// Nodes with the same reason share it: `a:1, b:1: no answer in time; c:1: …`.
+impl fmt::Display for Misses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut by_reason: Vec<(&str, Vec<&str>)> = Vec::new();
+        for (address, miss) in &self.each {
+            match by_reason.iter_mut().find(|(reason, _)| *reason == miss.reason) {
+                Some((_, addresses)) => addresses.push(address),
+                None => by_reason.push((&miss.reason, vec![address])),
+            }
+        }
+        if by_reason.is_empty() {
+            return f.write_str("no node has answered yet");
+        }
+        let parts = by_reason.iter().map(|(reason, addresses)| format!("{}: {reason}", addresses.join(", ")));
+        f.write_str(&parts.collect::<Vec<_>>().join("; "))
     }
 }
 
@@ -416,6 +477,18 @@ mod tests {
         let mut round: Vec<_> = (0..3).map(|_| addresses.next()).collect();
         round.sort();
         assert_eq!(round, ["a:1", "b:1", "c:1"]);
+    }
+
+    #[test]
+    fn every_node_is_named_with_its_reason() {
+        let mut misses = Misses::default();
+        misses.set("a:1".into(), Miss::passing("no answer in time"), 3);
+        misses.set("b:1".into(), Miss { reason: "that is no port for clients".into(), refused: true }, 3);
+        assert!(misses.any_refused() && !misses.all_refused());
+        misses.set("c:1".into(), Miss::passing("no answer in time"), 3);
+        let text = "a:1, c:1: no answer in time; b:1: that is no port for clients";
+        assert_eq!(misses.to_string(), text);
+        assert!(!misses.all_refused());
     }
 
     #[test]

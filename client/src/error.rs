@@ -15,9 +15,13 @@ pub enum Error {
     /// No answer came. What was asked may have happened, or may still.
     #[error("no answer within the time given{}; whether it happened is unknown", of(.msg_id))]
     Unknown { msg_id: Option<MsgId> },
-    /// Nothing was sent: no node took a connection.
-    #[error("no node of {} could be reached: {reason}", .endpoints.join(", "))]
+    /// Nothing was sent: no node took a connection. The reason names each node's own.
+    #[error("no node could be reached: {reason}")]
     Unreachable { endpoints: Vec<String>, reason: String },
+    /// Nothing was sent: the nodes that answered and this side don't accept each other's certificate,
+    /// or the address is no port for clients. Trying again helps only after something changed.
+    #[error("no node accepts this connection: {reason}")]
+    Unauthenticated { endpoints: Vec<String>, reason: String },
     /// This client or agent was closed.
     #[error("the connection has been closed")]
     Closed,
@@ -53,6 +57,7 @@ impl Error {
             Self::Refused(reply) => reply.code,
             Self::Timeout { .. } | Self::Unknown { .. } => Code::OutcomeUnknown,
             Self::Unreachable { .. } => Code::NoLeader,
+            Self::Unauthenticated { .. } => Code::Unauthenticated,
             Self::Closed | Self::Invalid(_) | Self::Transport(_) => Code::Invalid,
             Self::Inbox(InboxError::Locked { .. }) => Code::Invalid,
             Self::Inbox(_) | Self::Unexpected { .. } => Code::Internal,

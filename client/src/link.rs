@@ -65,6 +65,32 @@ pub(crate) struct Beat {
     pub(crate) every: Duration,
 }
 
+/// Why an address gave no link.
+#[derive(Clone, Debug)]
+pub(crate) struct Miss {
+    pub(crate) reason: String,
+    /// The two sides don't accept each other; else it may pass.
+    pub(crate) refused: bool,
+}
+
+impl Miss {
+    pub(crate) fn passing(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), refused: false }
+    }
+
+    /// Without the address, which stands before it.
+    fn of(error: reach_transport::Error) -> Self {
+        use reach_transport::Error;
+        let refused = error.is_refusal();
+        let reason = match error {
+            Error::Handshake { reason, .. } | Error::Unavailable { reason, .. } => reason,
+            Error::Timeout { .. } => "no answer in time".into(),
+            error => error.to_string(),
+        };
+        Self { reason, refused }
+    }
+}
+
 /// The receiving half, for `serve`.
 pub(crate) struct Incoming {
     wire: Wire,
@@ -78,41 +104,38 @@ impl Link {
         address: &str,
         options: &Options,
         generation: u64,
-    ) -> Result<(Arc<Self>, Incoming), String> {
+    ) -> Result<(Arc<Self>, Incoming), Miss> {
         let greeting = async {
             let addrs: Vec<SocketAddr> = tokio::net::lookup_host(address)
                 .await
-                .map_err(|error| format!("{address} can't be resolved: {error}"))?
+                .map_err(|error| Miss::passing(format!("it can't be resolved ({error})")))?
                 .collect();
-            let mut reason = format!("{address} has no address");
+            let mut miss = Miss::passing("it has no address");
             for addr in addrs {
                 match endpoint.connect(addr, &options.cluster, None).await {
-                    Ok(wire) => return Self::greet(wire, address, options, generation).await,
-                    Err(error) => reason = format!("{address}: {error}"),
+                    Ok(wire) => return Self::greet(wire, options, generation).await,
+                    // A host has several addresses: a refusal says more than a silence.
+                    Err(error) if miss.refused && !error.is_refusal() => {}
+                    Err(error) => miss = Miss::of(error),
                 }
             }
-            Err(reason)
+            Err(miss)
         };
-        let late = |_| format!("{address}: no welcome within {} ms", options.dial_timeout.as_millis());
+        let late = |_| Miss::passing(format!("no welcome within {} ms", options.dial_timeout.as_millis()));
         timeout(options.dial_timeout, greeting).await.map_err(late)?
     }
 
-    async fn greet(
-        wire: Wire,
-        address: &str,
-        options: &Options,
-        generation: u64,
-    ) -> Result<(Arc<Self>, Incoming), String> {
+    async fn greet(wire: Wire, options: &Options, generation: u64) -> Result<(Arc<Self>, Incoming), Miss> {
         let (tx, mut rx) = wire.link();
         let hello = ClientFrame::Hello { cluster: options.cluster.clone() };
-        tx.send(codec::encode(&hello)).map_err(|error| format!("{address}: {error}"))?;
+        tx.send(codec::encode(&hello)).map_err(|error| Miss::passing(error.to_string()))?;
         let Some(first) = rx.recv().await else {
-            return Err(format!("{address}: {}", lost(&wire).await));
+            return Err(Miss::passing(lost(&wire).await));
         };
         let welcome = match codec::decode("frame", &first) {
             Ok(NodeFrame::Welcome(welcome)) => welcome,
-            Ok(_) => return Err(format!("{address}: the first frame was no welcome")),
-            Err(error) => return Err(format!("{address}: {error}")),
+            Ok(_) => return Err(Miss::passing("the first frame was no welcome")),
+            Err(error) => return Err(Miss::passing(error.to_string())),
         };
         let link = Self {
             generation,

@@ -188,7 +188,7 @@ impl Session {
                 self.book.steps.spawn(self.run.clone().attach(link, held));
             }
             State::Up(_) => {}
-            State::Down { .. } | State::Closed => {
+            State::Down(_) | State::Closed => {
                 self.book.attached = None;
                 self.book.early.clear();
                 self.status.send_replace(Status::Connecting);

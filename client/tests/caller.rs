@@ -143,11 +143,46 @@ async fn the_end_of_patience_says_what_is_known() {
 #[tokio::test]
 async fn no_node_at_all_is_unreachable() {
     let cluster = Cluster::new();
-    let node = cluster.node(1);
-    let mut options = cluster.user(&[&node]);
-    drop(node);
-    options.connect_timeout = Duration::from_millis(300);
-    let endpoint = options.endpoints[0].clone();
+    let (first, second) = (cluster.node(1), cluster.node(2));
+    let mut options = cluster.user(&[&first, &second]);
+    drop((first, second));
+    options.connect_timeout = Duration::from_millis(1_500);
+    options.dial_timeout = Duration::from_millis(300);
+    let endpoints = options.endpoints.clone();
     let error = Client::connect(options).await.unwrap_err();
-    assert!(matches!(&error, Error::Unreachable { .. }) && error.to_string().contains(&endpoint), "{error}");
+    assert!(matches!(&error, Error::Unreachable { .. }), "{error}");
+    assert_eq!((error.code(), error.retryable()), (Code::NoLeader, true));
+    let text = error.to_string();
+    assert!(endpoints.iter().all(|endpoint| text.matches(endpoint.as_str()).count() == 1), "{text}");
+}
+
+#[tokio::test]
+async fn a_refusal_of_every_node_is_told_at_once_and_not_to_be_repeated() {
+    let cluster = Cluster::new();
+    let stranger = Cluster::new();
+    let node = cluster.node(1);
+    let peers = cluster.peer_port(2);
+
+    // Another CA under the same cluster name; then the port next to the right one.
+    let wrong_ca = stranger.user(&[&node]);
+    let mut wrong_port = cluster.user(&[&node]);
+    wrong_port.endpoints = vec![peers.local_addr().to_string()];
+    for (mut options, why) in
+        [(wrong_ca, "the node's certificate is not signed by"), (wrong_port, "that is no port for clients")]
+    {
+        // Nothing here waits for this time to be over.
+        options.connect_timeout = Duration::from_secs(3_600);
+        let endpoint = options.endpoints[0].clone();
+        let refused = tokio::time::timeout(LONG, Client::connect(options.clone())).await.expect("at once");
+        let error = refused.unwrap_err();
+        assert!(matches!(&error, Error::Unauthenticated { .. }), "{error}");
+        assert_eq!((error.code(), error.retryable()), (Code::Unauthenticated, false));
+        let text = error.to_string();
+        assert!(text.contains(why) && text.matches(&endpoint).count() == 1, "{text}");
+
+        let dir = tempfile::tempdir().unwrap();
+        let agent = fake::worker(&dir).handler(|_| async { unreachable!("nothing is delivered") });
+        let refused = tokio::time::timeout(LONG, agent.connect(options)).await.expect("at once");
+        assert!(matches!(refused, Err(Error::Unauthenticated { .. })), "{refused:?}");
+    }
 }

@@ -16,6 +16,9 @@ pub enum Error {
     /// The two sides did not agree on each other. Trying again helps only after something changed.
     #[error("{addr}: {reason}")]
     Handshake { addr: SocketAddr, reason: String },
+    /// It answered, and takes no connection just now: later, or another one may.
+    #[error("{addr}: {reason}")]
+    Unavailable { addr: SocketAddr, reason: String },
     #[error(
         "the certificate belongs to cluster {found}, this is cluster {expected}: check the address and the context"
     )]
@@ -32,6 +35,18 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether the two sides don't agree on each other, so that trying again helps only after
+    /// something changed.
+    pub fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            Self::Certificate { .. }
+                | Self::Handshake { .. }
+                | Self::WrongCluster { .. }
+                | Self::WrongPeer { .. }
+        )
+    }
+
     pub(crate) fn closed(reason: impl Into<String>) -> Self {
         Self::Closed { reason: reason.into() }
     }

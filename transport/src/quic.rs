@@ -143,7 +143,7 @@ async fn run_acceptor(quic: quinn::Endpoint, gate: Arc<Gate>) {
 
 async fn admit(gate: &Gate, addr: SocketAddr, incoming: quinn::Incoming) -> Result<Connection, String> {
     let words = |error: quinn::ConnectionError| match wire::handshake_error(addr, gate.door, &error) {
-        Error::Handshake { reason, .. } => reason,
+        Error::Handshake { reason, .. } | Error::Unavailable { reason, .. } => reason,
         other => other.to_string(),
     };
     let connection = incoming.accept().map_err(words)?.await.map_err(words)?;

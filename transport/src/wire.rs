@@ -26,6 +26,9 @@ pub(crate) enum CloseCode {
 /// The longest reason sent or believed.
 const REASON_BYTES_MAX: usize = 512;
 
+/// From here on the error codes of QUIC are alerts of TLS.
+const ALERTS: u64 = 0x100;
+
 /// The most bytes one read returns.
 const READ_BYTES_MAX: usize = 256 * 1024;
 
@@ -230,7 +233,21 @@ pub(crate) fn canonical(addr: SocketAddr) -> SocketAddr {
 pub(crate) fn handshake_error(addr: SocketAddr, door: Door, error: &ConnectionError) -> Error {
     match error {
         ConnectionError::TimedOut => Error::Timeout { addr, what: "the handshake" },
+        error if passes(error) => Error::Unavailable { addr, reason: sentence(error, Some(door)) },
         _ => Error::Handshake { addr, reason: sentence(error, Some(door)) },
+    }
+}
+
+/// Whether the other side did not judge us at all: it is full, going, or was started anew.
+fn passes(error: &ConnectionError) -> bool {
+    match error {
+        ConnectionError::ConnectionClosed(close) => u64::from(close.error_code) < ALERTS,
+        ConnectionError::TransportError(error) => u64::from(error.code) < ALERTS,
+        ConnectionError::ApplicationClosed(close) => {
+            close.error_code.into_inner() != CloseCode::Refused as u64
+        }
+        ConnectionError::VersionMismatch => false,
+        _ => true,
     }
 }
 
@@ -242,7 +259,7 @@ pub(crate) fn dial_error(addr: SocketAddr, error: &ConnectError) -> Error {
         }
         error => error.to_string(),
     };
-    Error::Handshake { addr, reason }
+    Error::Unavailable { addr, reason }
 }
 
 fn sentence(error: &ConnectionError, door: Option<Door>) -> String {
@@ -270,7 +287,6 @@ fn sentence(error: &ConnectionError, door: Option<Door>) -> String {
 /// Says in words what a QUIC error code, or the TLS alert in it, means between our doors.
 fn spoken(code: u64, reason: &str, door: Option<Door>) -> Option<String> {
     const CONNECTION_REFUSED: u64 = 2;
-    const ALERTS: u64 = 0x100;
     if code >= ALERTS
         && let Some(sentence) = tls::refusal(reason)
     {

@@ -67,6 +67,14 @@ impl Cluster {
         Node { id: NodeId(number), endpoint }
     }
 
+    /// A port of this cluster that is not for clients.
+    pub fn peer_port(&self, number: u64) -> Endpoint {
+        let credentials = self.credentials(Principal::Node(NodeId(number)));
+        let options = TransportOptions::peer();
+        Endpoint::server("127.0.0.1:0".parse().unwrap(), Door::Peer, self.name.clone(), &credentials, options)
+            .unwrap()
+    }
+
     pub fn user(&self, nodes: &[&Node]) -> Options {
         self.options(Principal::User("u".parse().unwrap()), nodes)
     }

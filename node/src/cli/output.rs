@@ -169,6 +169,12 @@ fn way_out(reply: &ErrorReply) -> Option<String> {
              `agent-reach cluster status` shows the others"
                 .to_string()
         }
+        Code::Unauthenticated => {
+            "`agent-reach context ls` shows the addresses and the identity in use, `agent-reach certs ls` the \
+             certificates; a folder that `agent-reach certs issue --out` made for you is taken by \
+             `agent-reach context add NAME --from DIR`"
+                .to_string()
+        }
         Code::RevisionConflict => "`agent-reach rules show` prints the revision in force".to_string(),
         Code::AgentError | Code::Unparseable | Code::AttemptsExhausted | Code::Expired | Code::Rejected => {
             format!("`agent-reach messages show {}` shows its way", msg_id?)
@@ -238,6 +244,19 @@ mod tests {
             "{\"code\":\"no_candidate\",\"hint\":{\"missing\":[\"code_revew\"],\"nearest\":[\"code_review\"]},\
              \"message\":\"nobody can do that\",\"retryable\":false}\n"
         );
+    }
+
+    #[test]
+    fn who_is_not_let_in_is_pointed_to_the_certificates() {
+        let refused = reach_client::Error::Unauthenticated {
+            endpoints: vec!["h:1".into()],
+            reason: "h:1: that is no port for clients".into(),
+        };
+        let failure = Failure::from(refused);
+        let text = output(Format::Table).render_error(&failure);
+        assert_eq!(failure.exit, 3);
+        assert!(text.starts_with("error: unauthenticated: ") && text.contains("certs ls"), "{text}");
+        assert!(!text.contains("start the nodes"), "{text}");
     }
 
     #[test]

@@ -4,13 +4,16 @@ use std::process::ExitCode;
 
 use agent_reach::{
     cli::{Args, Failure, Output, args::Command, certs, cluster_new, context},
-    dev, exec, online,
+    dev, exec, online, show,
 };
 use clap::Parser;
 use reach_config::Contexts;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => return usage(&error),
+    };
     let output = Output::new(&args.global);
     if let Command::Node(node) = &args.command {
         return agent_reach::node::process(node);
@@ -26,6 +29,18 @@ fn main() -> ExitCode {
     }
 }
 
+/// As clap says it, unless a program reads it. Help is no error.
+fn usage(error: &clap::Error) -> ExitCode {
+    match Output::wanted(std::env::args_os().skip(1)).filter(|_| error.use_stderr()) {
+        Some(output) => ExitCode::from(output.fail(&Failure::arguments(error))),
+        None => {
+            // There is nowhere left to say that this could not be written.
+            let _ = error.print();
+            ExitCode::from(error.exit_code() as u8)
+        }
+    }
+}
+
 async fn run(args: Args, output: Output) -> Result<(), Failure> {
     let choice = args.global.context.as_deref();
     let contexts = || Contexts::of_this_user();
@@ -38,7 +53,7 @@ async fn run(args: Args, output: Output) -> Result<(), Failure> {
             let options = dev::Options { dir, nodes: options.nodes.into(), fresh, restart };
             dev::run(options).await.map_err(Failure::from)
         }
-        Command::Version => output.print_text(&format!("agent-reach {}\n", env!("CARGO_PKG_VERSION"))),
+        Command::Version => output.print(&show::version()),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             Args::completions(*shell, &mut text);

@@ -35,6 +35,15 @@ pub fn span(ms: u64) -> String {
     }
 }
 
+pub fn version() -> Shown {
+    let version = env!("CARGO_PKG_VERSION");
+    Shown {
+        json: json!({ "version": version }),
+        notes: vec![format!("agent-reach {version}")],
+        ..Shown::default()
+    }
+}
+
 /// An error in its one shape, absent parts left out.
 pub fn error(error: &ErrorReply) -> Value {
     let mut value = serde_json::to_value(error).expect("an error is plain data");

@@ -1,5 +1,6 @@
 //! Why a command did not do what it was asked: the product's one error shape, and an exit status.
 
+use clap::error::{ContextKind, ContextValue};
 use reach_protocol::{Code, ErrorReply};
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -13,6 +14,20 @@ impl Failure {
     /// The command can't be carried out as it was given; nothing was tried.
     pub fn usage(message: impl Into<String>) -> Self {
         Self { exit: crate::exit::USAGE, reply: Box::new(ErrorReply::new(Code::Invalid, message)) }
+    }
+
+    /// The arguments were not understood.
+    pub fn arguments(error: &clap::Error) -> Self {
+        let text = error.render().to_string();
+        let text = text.strip_prefix("error: ").unwrap_or(&text);
+        let text = ["\n\nUsage:", "\n\nFor more information"]
+            .iter()
+            .fold(text, |text, end| text.split_once(end).map_or(text, |(before, _)| before));
+        let mut failure = Self::usage(text.split_whitespace().collect::<Vec<_>>().join(" "));
+        if let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) {
+            failure.reply.field = argument.split(' ').next().map(str::to_string);
+        }
+        failure
     }
 
     /// Refused here, before any node was asked.

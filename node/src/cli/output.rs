@@ -1,8 +1,12 @@
 //! How answers and errors are printed: tables for people, JSON for programs. Into a pipe nothing is
 //! cut or coloured, and what agents wrote can't steer a terminal.
 
-use std::io::{self, IsTerminal, Write};
+use std::{
+    ffi::OsString,
+    io::{self, IsTerminal, Write},
+};
 
+use clap::ValueEnum;
 use reach_protocol::{Code, ErrorReply};
 
 use super::{
@@ -21,6 +25,24 @@ impl Output {
     pub fn new(global: &Global) -> Self {
         let wanted = !global.no_color && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         Self { format: global.output, color: wanted && io::stdout().is_terminal() }
+    }
+
+    /// A form for programs, where arguments that could not be understood as a whole ask for one.
+    pub fn wanted(args: impl Iterator<Item = OsString>) -> Option<Self> {
+        let mut args = args.map_while(|arg| arg.into_string().ok()).take_while(|arg| arg != "--");
+        let mut wanted = None;
+        while let Some(arg) = args.next() {
+            let value = match arg.as_str() {
+                "-o" | "--output" => args.next(),
+                arg => arg
+                    .strip_prefix("--output=")
+                    .or_else(|| arg.strip_prefix("-o").map(|value| value.strip_prefix('=').unwrap_or(value)))
+                    .map(str::to_string),
+            };
+            let format = value.and_then(|value| Format::from_str(&value, false).ok());
+            wanted = format.filter(|format| *format != Format::Table).or(wanted);
+        }
+        wanted.map(|format| Self { format, color: false })
     }
 
     pub fn format(&self) -> Format {

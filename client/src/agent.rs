@@ -330,6 +330,16 @@ impl RunningAgent {
         self.statuses.borrow().clone()
     }
 
+    /// Waits until the state is another than `from`, and returns it.
+    pub async fn changed(&self, from: &Status) -> Status {
+        let mut statuses = self.statuses.clone();
+        match statuses.wait_for(|status| status != from).await {
+            Ok(status) => status.clone(),
+            // The session ends with its last state: there is none after it.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
     /// Asks for no new tasks; what runs goes on. Returns when the cluster has taken note.
     pub async fn drain(&self) -> Result<(), Error> {
         let (answer, answered) = oneshot::channel();

@@ -2,10 +2,10 @@
 //! input and writes its result to standard output; file descriptor 3 takes one JSON object a line
 //! (`excerpt`, `cost`, `progress`); its exit status says how it went.
 
-use std::{process::Stdio, sync::Arc};
+use std::{process::Stdio, sync::Arc, time::Duration};
 
 use command_fds::{CommandFdExt, FdMapping};
-use reach_client::{Agent, Done, Failure, Task};
+use reach_client::{Agent, Done, Failure, RunningAgent, Status, Stopped, Task};
 use reach_config::Contexts;
 use reach_protocol::{AgentId, Json, Limits, Money};
 use serde::Deserialize;
@@ -23,6 +23,9 @@ use tokio::{
 const SIDE_FD: i32 = 3;
 /// Bytes kept of what the command writes to standard error: its last words.
 const STDERR_KEPT: usize = 4 << 10;
+
+/// Moving to another node is faster, and needs no word.
+const LOST_AFTER: Duration = Duration::from_secs(3);
 
 /// From sysexits.h: `EX_DATAERR`, `EX_UNAVAILABLE`, `EX_TEMPFAIL`.
 const UNPARSEABLE: i32 = 65;
@@ -65,7 +68,22 @@ pub async fn serve(args: &AgentsRun, contexts: &Contexts, global: &Global) -> Re
     if let Ok(host) = std::fs::read_to_string("/etc/hostname") {
         agent = agent.host(host.trim());
     }
-    let running = agent.handler(move |task| program.clone().run(task)).connect(options).await?;
+    let remarks = agent_id.clone();
+    let handler = move |task: Task| {
+        let (program, agent_id) = (program.clone(), remarks.clone());
+        async move {
+            let (msg_id, attempt) = (task.msg_id.clone(), task.attempt);
+            let ended = program.run(task).await;
+            if let Err(failure) = &ended {
+                let what = what(failure);
+                eprintln!(
+                    "{agent_id}: {what} {msg_id} (attempt {attempt}); `agent-reach messages show {msg_id}` says why"
+                );
+            }
+            ended
+        }
+    };
+    let running = agent.handler(handler).connect(options).await?;
     let tags: Vec<&str> = args.capabilities.iter().map(|capability| capability.name.as_str()).collect();
     println!("{agent_id} serves {} · Ctrl-C lets running tasks end and stops it", tags.join(", "));
     tokio::select! {
@@ -74,10 +92,51 @@ pub async fn serve(args: &AgentsRun, contexts: &Contexts, global: &Global) -> Re
             println!("{agent_id} stopped");
             Ok(())
         }
-        _ = running.stopped() => match running.fenced() {
-            Some(error) => Err(error.into()),
-            None => Ok(()),
+        stopped = watch(&running) => match stopped {
+            Stopped::Fenced(reply) | Stopped::Refused(reply) => Err(reply.into()),
+            Stopped::Failed(reason) => Err(cli::Failure::refused(reason)),
+            Stopped::Asked | Stopped::Aborted => Ok(()),
         },
+    }
+}
+
+/// Says when the cluster is out of reach for longer than a change of nodes takes, and when it is
+/// back. Returns at the run's end.
+async fn watch(running: &RunningAgent) -> Stopped {
+    let mut status = running.state();
+    let mut lost = false;
+    loop {
+        let next = running.changed(&status);
+        status = match (&status, lost) {
+            (Status::Stopped(stopped), _) => return stopped.clone(),
+            (Status::Connecting, false) => match tokio::time::timeout(LOST_AFTER, next).await {
+                Ok(next) => next,
+                Err(_) => {
+                    lost = true;
+                    eprintln!(
+                        "{}: no node answers; running tasks go on, and it comes back when one does",
+                        running.agent_id()
+                    );
+                    continue;
+                }
+            },
+            _ => next.await,
+        };
+        if let Status::Attached { node } | Status::Draining { node } = &status
+            && std::mem::take(&mut lost)
+        {
+            eprintln!("{}: attached again, at {node}", running.agent_id());
+        }
+    }
+}
+
+/// Without the reason, which may be content.
+fn what(failure: &Failure) -> &'static str {
+    match failure {
+        Failure::Error(_) => "failed at",
+        Failure::Unparseable(_) => "can't parse",
+        Failure::Refused(_) => "refused",
+        Failure::Busy(_) => "was too busy for",
     }
 }
 

@@ -8,6 +8,7 @@ use reach_protocol::{
     AgentId, Code, Envelope, ErrorReply, InstanceId, Json, MsgId, Registration,
     envelope::{Affinity, Response},
     frame::{Answer, Request},
+    message::MessageRecord,
 };
 use serde_json::json;
 
@@ -23,6 +24,8 @@ use crate::{
     show::{self, Shown},
 };
 
+/// When a caller that waits is told that nobody has the message yet.
+const LOOK_AFTER: Duration = Duration::from_secs(1);
 /// A registration or a rules document is at most this long, in bytes.
 const FILE_MAX: u64 = 4 << 20;
 
@@ -51,11 +54,19 @@ pub async fn run(
     global: &Global,
     output: Output,
 ) -> Result<(), Failure> {
-    let session = Session {
-        client: Client::connect(options(context, global)?).await?,
-        timeout: global.timeout,
-        output,
+    // Wrong arguments and files are told before any node is asked.
+    let given = Given::of(command)?;
+    let options = match &given {
+        Given::Registration(registration) => options_as(context, global, &registration.agent_id)?,
+        _ => options(context, global)?,
     };
+    let session = Session { client: Client::connect(options).await?, timeout: global.timeout, output };
+    match given {
+        Given::Registration(registration) => return session.agents_register(*registration).await,
+        Given::Envelope { envelope, detach } => return session.send(*envelope, detach).await,
+        Given::Rules { text, expect } => return session.rules_apply(text, expect).await,
+        Given::Nothing => {}
+    }
     match command {
         Command::Cluster(ClusterCommand::Status) => session.cluster_status().await,
         Command::Cluster(ClusterCommand::Init) => session.cluster_init().await,
@@ -66,13 +77,6 @@ pub async fn run(
                 _ => Err(unexpected()),
             }
         }
-        Command::Agents(AgentsCommand::Register { file }) => {
-            let registration: Registration = reach_protocol::envelope::from_json(&read(file)?)?;
-            let options = options_as(context, global, &registration.agent_id)?;
-            let session = Session { client: Client::connect(options).await?, ..session };
-            session.agents_register(registration).await
-        }
-        Command::Send(send) => session.send(send).await,
         Command::Messages(MessagesCommand::Ls { limit, after }) => {
             match session.ask(Request::Messages { limit: *limit, after: after.clone() }).await? {
                 Answer::Messages { items, next, as_of } => {
@@ -99,9 +103,56 @@ pub async fn run(
             Answer::Rules(record) => session.rules(&record),
             _ => Err(unexpected()),
         },
-        Command::Rules(RulesCommand::Apply { file, expect }) => session.rules_apply(file, *expect).await,
         _ => Err(Failure::usage("this command does not ask a cluster")),
     }
+}
+
+/// What a command brings along, read and checked.
+enum Given {
+    Nothing,
+    Envelope { envelope: Box<Envelope>, detach: bool },
+    Registration(Box<Registration>),
+    Rules { text: String, expect: Option<u64> },
+}
+
+impl Given {
+    fn of(command: &Command) -> Result<Self, Failure> {
+        Ok(match command {
+            Command::Send(send) => {
+                Self::Envelope { envelope: Box::new(envelope(send)?), detach: send.detach }
+            }
+            Command::Agents(AgentsCommand::Register { file }) => {
+                Self::Registration(Box::new(reach_protocol::envelope::from_json(&read(file)?)?))
+            }
+            Command::Rules(RulesCommand::Apply { file, expect }) => {
+                let text = read(file)?;
+                // With its line.
+                reach_config::rules::parse(&text).map_err(|error| {
+                    ErrorReply::new(Code::Invalid, format!("{}: {error}", file.display()))
+                })?;
+                Self::Rules { text, expect: *expect }
+            }
+            _ => Self::Nothing,
+        })
+    }
+}
+
+fn envelope(send: &Send) -> Result<Envelope, Failure> {
+    let payload = send.payload.payload()?;
+    let mut envelope = match &send.to {
+        Some(agent_id) => Envelope::request_to(agent_id.clone(), payload),
+        None => Envelope::request(send.capabilities.clone(), payload),
+    };
+    envelope.intent = send.intent.as_ref().map(|intent| intent.0.clone());
+    // Made here where none is given: it is asked about while we wait.
+    let made = || MsgId::parse(&format!("m_{}", ulid::Ulid::generate())).expect("a ULID is legal in an id");
+    envelope.msg_id = Some(send.msg_id.clone().unwrap_or_else(made));
+    envelope.trace_id = send.trace_id.clone();
+    envelope.expires_in_ms = send.expire_in.map(|time| time.as_millis() as u64);
+    if let Some(target) = envelope.target.as_mut().filter(|_| !send.prefer.is_empty()) {
+        target.affinity = Some(Affinity { preferred_agents: send.prefer.clone() });
+    }
+    Ok(envelope)
 }
 
 struct Session {
@@ -163,33 +214,48 @@ impl Session {
         }
     }
 
-    async fn send(&self, send: &Send) -> Result<(), Failure> {
-        let payload = send.payload.payload()?;
-        let mut envelope = match &send.to {
-            Some(agent_id) => Envelope::request_to(agent_id.clone(), payload),
-            None => Envelope::request(send.capabilities.clone(), payload),
-        };
-        envelope.intent = send.intent.as_ref().map(|intent| intent.0.clone());
-        envelope.msg_id = send.msg_id.clone();
-        envelope.trace_id = send.trace_id.clone();
-        envelope.expires_in_ms = send.expire_in.map(|time| time.as_millis() as u64);
-        if let Some(target) = envelope.target.as_mut().filter(|_| !send.prefer.is_empty()) {
-            target.affinity = Some(Affinity { preferred_agents: send.prefer.clone() });
-        }
-        if send.detach {
+    async fn send(&self, envelope: Envelope, detach: bool) -> Result<(), Failure> {
+        if detach {
             let submitted = self.client.submit(envelope).await?;
             let record = &submitted.view.record;
             let note =
                 format!("{} accepted in trace {}: {}", record.msg_id, record.trace_id, record.state.name());
             let next = format!("`agent-reach messages wait {}` gets its result", record.msg_id);
-            return self.output.print(&Shown {
+            self.output.print(&Shown {
                 json: show::message_json(record),
                 notes: vec![note, next],
                 ..Shown::default()
-            });
+            })?;
+            self.tell_why_it_waits(record);
+            return Ok(());
         }
-        let response = self.client.call(envelope, self.timeout).await?;
-        self.ended(&response)
+        let msg_id = envelope.msg_id.clone().expect("one was made");
+        let call = self.client.call(envelope, self.timeout);
+        let mut call = std::pin::pin!(call);
+        let response = tokio::select! {
+            response = &mut call => response,
+            () = self.look_why_it_waits(&msg_id) => call.await,
+        };
+        self.ended(&response?)
+    }
+
+    /// Looks once, after the time in which nearly every task has found its agent.
+    async fn look_why_it_waits(&self, msg_id: &MsgId) {
+        tokio::time::sleep(LOOK_AFTER).await;
+        if let Ok(view) = self.client.status(msg_id).await {
+            self.tell_why_it_waits(&view.record);
+        }
+    }
+
+    /// For a person; a program reads `pending_reason`.
+    fn tell_why_it_waits(&self, record: &MessageRecord) {
+        if let Some(why) = show::why_it_waits(record)
+            && self.output.format() == Format::Table
+        {
+            let msg_id = &record.msg_id;
+            self.output
+                .remark(&format!("{msg_id} waits: {why}; `agent-reach messages show {msg_id}` shows more"));
+        }
     }
 
     /// The result of a message that completed; the error of one that did not.
@@ -243,11 +309,7 @@ impl Session {
         self.output.print_text(&format!("{}\n\n{}\n", shown.notes.join("\n"), text.trim_end()))
     }
 
-    async fn rules_apply(&self, file: &Path, expect: Option<u64>) -> Result<(), Failure> {
-        let text = read(file)?;
-        // Checked here first: an error in a file is told with its line, before any node is asked.
-        reach_config::rules::parse(&text)
-            .map_err(|error| ErrorReply::new(Code::Invalid, format!("{}: {error}", file.display())))?;
+    async fn rules_apply(&self, text: String, expect: Option<u64>) -> Result<(), Failure> {
         match self.ask(Request::ApplyRules { text, expect }).await? {
             Answer::Rules(record) => {
                 let mut shown = show::rules(&record);

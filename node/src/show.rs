@@ -5,7 +5,7 @@ use reach_protocol::{
     error::ErrorReply,
     frame::{AgentView, ClusterView, MessageView},
     json::without_nulls,
-    message::{Hop, MessageRecord, StateName},
+    message::{Hop, MessageRecord, PendingReason, StateName},
 };
 use serde_json::{Value, json};
 
@@ -41,6 +41,23 @@ pub fn version() -> Shown {
         json: json!({ "version": version }),
         notes: vec![format!("agent-reach {version}")],
         ..Shown::default()
+    }
+}
+
+/// `1 agent`, `2 agents`.
+pub fn count(number: u64, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
+/// Why nobody has the message yet, where that may last.
+pub fn why_it_waits(record: &MessageRecord) -> Option<&'static str> {
+    let MessageState::Pending { reason } = &record.state else { return None };
+    match reason {
+        PendingReason::Saturated => Some("every agent that can take it is busy"),
+        PendingReason::NoneReady => Some("no agent that can take it is ready"),
+        PendingReason::DeliveryFailed => Some("its agent did not receive it, another one is sought"),
+        PendingReason::AgentLost => Some("its agent was lost, another one is sought"),
+        PendingReason::DecisionStale => None,
     }
 }
 
@@ -225,6 +242,14 @@ fn what(record: &MessageRecord) -> String {
     }
 }
 
+/// As whom it was sent; by whom only where that says more.
+fn sender(record: &MessageRecord) -> String {
+    match record.principal.own_agent_id() == record.source {
+        true => record.source.to_string(),
+        false => format!("{}, sent by {}", record.source, record.principal),
+    }
+}
+
 pub fn message(view: &MessageView) -> Shown {
     let record = &view.record;
     let mut json = message_json(record);
@@ -233,7 +258,7 @@ pub fn message(view: &MessageView) -> Shown {
         vec!["message".into(), record.msg_id.to_string()],
         vec!["trace".into(), format!("{} (number {})", record.trace_id, record.flow_seq)],
         vec!["for".into(), what(record)],
-        vec!["from".into(), format!("{} ({})", record.source, record.principal)],
+        vec!["from".into(), sender(record)],
         vec!["state".into(), format!("{}, since {}", record.state.name(), time(record.since.wall_ms))],
     ];
     match &record.state {
@@ -317,8 +342,8 @@ pub fn trace(hops: &[Hop], messages: &[MessageRecord], as_of: Stamp) -> Shown {
         "as_of": time(as_of.wall_ms),
     });
     let notes = vec![format!(
-        "{} messages in {}   queue ░ waiting for receipt ▒ running █",
-        messages.len(),
+        "{} in {}   queue ░ waiting for receipt ▒ running █",
+        count(messages.len() as u64, "message"),
         span(until - from)
     )];
     let head = vec!["NO", "MESSAGE", "FOR", "AGENT", "STATE", "RETRY", "START", "TOOK", "WAY"];
@@ -400,8 +425,11 @@ pub fn cluster(view: &ClusterView) -> Shown {
         "as_of": time(view.as_of.wall_ms),
     });
     let mut notes = vec![format!(
-        "cluster {} · {} agents · {} unfinished messages · rules revision {}",
-        view.cluster, view.agents, view.unfinished, view.rules_revision
+        "cluster {} · {} · {} · rules revision {}",
+        view.cluster,
+        count(view.agents, "agent"),
+        count(view.unfinished, "unfinished message"),
+        view.rules_revision
     )];
     if view.rules_revision == 0 {
         notes.push("not initialised yet: `agent-reach cluster init`".into());
@@ -435,4 +463,16 @@ pub fn rules(record: &RulesRecord) -> Shown {
     let by = record.author.as_ref().map_or("the cluster's start".to_string(), ToString::to_string);
     let notes = vec![format!("# revision {}, by {by}, {}", record.revision, time(record.at.wall_ms))];
     Shown { json, notes, ..Shown::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_is_not_many() {
+        assert_eq!(count(0, "agent"), "0 agents");
+        assert_eq!(count(1, "unfinished message"), "1 unfinished message");
+        assert_eq!(count(2, "agent"), "2 agents");
+    }
 }

@@ -1,42 +1,14 @@
 //! Runs the commands of the README's section "First agent" as a new user would, against a fresh
 //! `dev` cluster, and holds what they print against what the README shows.
 
-use std::{
-    io::{BufRead, BufReader},
-    path::Path,
-    process::{Child, Command, Stdio},
-};
+mod support;
+
+use std::{path::Path, process::Command};
+
+use support::Dev;
 
 const SECTION: &str = "## First agent";
 const MARK: &str = "==== command";
-
-struct Dev(Child);
-
-impl Dev {
-    /// Ready when it says so.
-    fn start(home: &Path) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_agent-reach"))
-            .arg("dev")
-            .env("AGENT_REACH_HOME", home)
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the binary runs");
-        let mut lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
-        let ready = lines.by_ref().map_while(Result::ok).any(|line| line.starts_with("ready"));
-        assert!(ready, "dev did not get ready");
-        // Keep reading, so that it never waits for us.
-        std::thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
-        Self(child)
-    }
-}
-
-impl Drop for Dev {
-    fn drop(&mut self) {
-        // Its nodes end with their standard input, which ends with it.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// Each command of the section with the lines the README shows below it.
 fn commands(readme: &str) -> Vec<(String, Vec<String>)> {

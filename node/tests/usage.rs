@@ -71,3 +71,35 @@ fn the_version_and_help_are_no_errors() {
         assert!(String::from_utf8_lossy(&output.stdout).starts_with(start), "{line}");
     }
 }
+
+#[test]
+fn what_is_given_is_checked_before_any_node_is_asked() {
+    let home = tempfile::tempdir().expect("a temporary folder");
+    let run = |line: &str| {
+        let line = line.replace("DIR", &home.path().display().to_string());
+        let output = Command::new(env!("CARGO_BIN_EXE_agent-reach"))
+            .args(line.split(' '))
+            .env("AGENT_REACH_HOME", home.path().join("home"))
+            .output()
+            .expect("the binary runs");
+        (output.status.code(), stderr(&output))
+    };
+    // Nobody listens there.
+    let new = run("cluster new --name shop --node n1=127.0.0.1:9 --out DIR/shop");
+    assert_eq!(new.0, Some(0), "{}", new.1);
+    run("context add shop --from DIR/shop/admin");
+    std::fs::write(home.path().join("bad"), "nope").expect("it is writable");
+    for (line, exit, told) in [
+        ("send --to a --payload {", 3, "the payload is not JSON"),
+        ("send --to a --payload @DIR/none", 3, "can't be read"),
+        ("send --to a --payload 1 --expire-in 31d", 2, "'--expire-in <TIME>': the most is 30d"),
+        ("send --to a --payload 1 --expire-in 0s", 2, "'--expire-in <TIME>': the least is 1ms"),
+        ("agents register DIR/bad", 3, "line 1"),
+        ("rules apply DIR/bad", 3, "line 1"),
+        ("rules apply DIR/none", 2, "can't be read"),
+    ] {
+        let (status, text) = run(line);
+        assert_eq!(status, Some(exit), "{line}: {text}");
+        assert!(text.contains(told) && !text.contains("expires_in_ms"), "{line}: {text}");
+    }
+}

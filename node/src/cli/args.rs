@@ -14,7 +14,8 @@ use super::values::{self, Content};
     name = "agent-reach",
     version,
     disable_help_subcommand = true,
-    after_help = "Begin with `agent-reach dev`: a cluster of three nodes on this machine, in a terminal of its own.\n\n\
+    after_help = "Begin with `agent-reach dev`: a cluster of three nodes on this machine, in a terminal of its own. Contexts and \
+        the inboxes of `agents run` are kept in ~/.agent-reach, or in the folder AGENT_REACH_HOME.\n\n\
         Exit status: 0 done · 1 task not completed, or problems found · 2 usage · 3 refused, don't retry · \
         4 try later · 5 unknown (the message's id is printed, to ask again) · 10 internal."
 )]
@@ -311,7 +312,8 @@ pub struct Send {
     #[arg(long, value_name = "AGENT", conflicts_with = "to")]
     pub prefer: Vec<AgentId>,
     /// The time it has from its acceptance, as in 30s. Default: the rules' [delivery] expires_in_ms (15m).
-    #[arg(long, value_name = "TIME", value_parser = values::duration)]
+    /// At most 30d.
+    #[arg(long, value_name = "TIME", value_parser = values::expire_in)]
     pub expire_in: Option<Duration>,
     /// Its id, and the key to send it again by: the same id is the same message. Default: a new one.
     #[arg(long, value_name = "ID")]

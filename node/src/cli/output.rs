@@ -64,6 +64,11 @@ impl Output {
         }
     }
 
+    /// A line on standard error, beside the answer.
+    pub fn remark(&self, text: &str) {
+        let _ = io::stderr().lock().write_all(format!("{}\n", visible(text)).as_bytes());
+    }
+
     /// Prints an error to standard error and returns the exit status.
     pub fn fail(&self, failure: &Failure) -> u8 {
         // There is nowhere left to say that this could not be written.
@@ -147,13 +152,12 @@ fn error_text(reply: &ErrorReply) -> String {
         line("field", field.clone());
     }
     if let Some(hint) = &reply.hint {
-        let join =
-            |tags: &[reach_protocol::Tag]| tags.iter().map(|tag| tag.as_str()).collect::<Vec<_>>().join(", ");
-        if let Some(missing) = hint.missing.as_ref().filter(|tags| !tags.is_empty()) {
-            line("nobody declares", join(missing));
-        }
-        if let Some(nearest) = hint.nearest.as_ref().filter(|tags| !tags.is_empty()) {
-            line("similar ones", join(nearest));
+        for (name, tags) in [("nobody declares", &hint.missing), ("similar ones", &hint.nearest)] {
+            let tags = tags.iter().flatten().map(|tag| tag.as_str()).collect::<Vec<_>>().join(", ");
+            // Most messages say it themselves.
+            if !tags.is_empty() && !reply.message.contains(&tags) {
+                line(name, tags);
+            }
         }
         if let Some(depth) = hint.queue_depth {
             line("waiting", depth.to_string());
@@ -266,6 +270,14 @@ mod tests {
             "{\"code\":\"no_candidate\",\"hint\":{\"missing\":[\"code_revew\"],\"nearest\":[\"code_review\"]},\
              \"message\":\"nobody can do that\",\"retryable\":false}\n"
         );
+    }
+
+    #[test]
+    fn a_hint_repeats_nothing() {
+        let hint = Hint { missing: Some(vec![Tag::parse("a.b").unwrap()]), ..Hint::default() };
+        let reply = ErrorReply::new(Code::NoCandidate, "no agent declares a.b").with_hint(hint);
+        let text = output(Format::Table).render_error(&Failure::from(reply));
+        assert_eq!(text.matches("a.b").count(), 1, "{text}");
     }
 
     #[test]

@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use reach_protocol::{AgentState, Capability, ErrorReply, Json, Tag, agent, limits::BODY_MAX};
+use reach_protocol::{
+    AgentState, Capability, ErrorReply, Json, Tag, agent, envelope::EXPIRES_IN_MAX_MS, limits::BODY_MAX,
+};
 
 /// Reads `250ms`, `30s`, `15m`, `2h`, `7d`, or several of them as in `1m30s`.
 pub fn duration(text: &str) -> Result<Duration, String> {
@@ -34,7 +36,20 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         total = total.checked_add(Duration::from_millis(ms)).ok_or_else(wrong)?;
         rest = after;
     }
-    if total.is_zero() { Err(wrong()) } else { Ok(total) }
+    match (text.is_empty(), total.is_zero()) {
+        (true, _) => Err(wrong()),
+        (_, true) => Err("the least is 1ms".to_string()),
+        _ => Ok(total),
+    }
+}
+
+/// A duration that a message may have.
+pub fn expire_in(text: &str) -> Result<Duration, String> {
+    let time = duration(text)?;
+    match time <= Duration::from_millis(EXPIRES_IN_MAX_MS) {
+        true => Ok(time),
+        false => Err(format!("the most is {}d", EXPIRES_IN_MAX_MS / 86_400_000)),
+    }
 }
 
 /// Reads `TAG` or `TAG=WEIGHT`.
@@ -148,6 +163,14 @@ mod tests {
         ] {
             assert!(duration(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_message_lives_from_a_millisecond_to_thirty_days() {
+        assert_eq!(expire_in("1ms"), Ok(Duration::from_millis(1)));
+        assert_eq!(expire_in("30d"), Ok(Duration::from_secs(30 * 86_400)));
+        assert_eq!(expire_in("31d"), Err("the most is 30d".to_string()));
+        assert_eq!(expire_in("0s"), Err("the least is 1ms".to_string()));
     }
 
     #[test]

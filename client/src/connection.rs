@@ -1,4 +1,4 @@
-//! One supervised connection: dials the cluster's nodes in turn, comes back after every loss, and
+//! One supervised connection: dials the cluster's nodes in turn, a silent one beside the next, comes back after every loss, and
 //! sends a request again until it is answered or its deadline has passed.
 
 use std::{
@@ -9,6 +9,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use futures_util::{StreamExt, stream::FuturesUnordered};
 use reach_protocol::{
     Code, ErrorReply, MsgId,
     frame::{Answer, Request, Welcome},
@@ -23,7 +24,7 @@ use tracing::{debug, info};
 
 use crate::{
     error::Error,
-    link::{Asked, Beat, Link, Miss, Push},
+    link::{Asked, Beat, Incoming, Link, Miss, Push},
     options::Options,
 };
 
@@ -358,9 +359,8 @@ impl Supervisor {
         let mut failures = 0;
         let mut misses = Misses::default();
         for generation in 1.. {
-            let address = self.addresses.next();
-            let miss = match Link::dial(&self.endpoint, &address, &self.options, generation).await {
-                Ok((link, incoming)) => {
+            match self.dial(generation, &mut misses).await {
+                Some((address, link, incoming)) => {
                     info!(node = %link.welcome.node_id, "connected");
                     let began = Instant::now();
                     self.addresses.learn(&link.welcome.endpoints);
@@ -375,20 +375,52 @@ impl Supervisor {
                         failures = 0;
                     }
                     misses = Misses::default();
-                    Miss::passing(reason)
+                    misses.set(address, Miss::passing(reason), self.addresses.len());
+                    self.state.send_replace(State::Down(misses.clone()));
+                    failures += 1;
                 }
-                Err(miss) => {
-                    debug!(address, reason = miss.reason, "not connected");
-                    miss
-                }
-            };
-            misses.set(address, miss, self.addresses.len());
-            self.state.send_replace(State::Down(misses.clone()));
-            failures += 1;
+                None => failures += self.addresses.len(),
+            }
             if failures >= self.addresses.len() {
                 sleep(pauses.next().unwrap_or(self.options.pause_max)).await;
             }
         }
+    }
+
+    /// Every address once, until one gives a link. One that keeps silent delays the next by
+    /// `stagger` only: its own time runs on beside them.
+    async fn dial(&mut self, generation: u64, misses: &mut Misses) -> Option<(String, Arc<Link>, Incoming)> {
+        let (endpoint, options) = (self.endpoint.clone(), self.options.clone());
+        let mut dials = FuturesUnordered::new();
+        let mut left = self.addresses.len();
+        while left > 0 || !dials.is_empty() {
+            if left > 0 {
+                left -= 1;
+                let address = self.addresses.next();
+                let (endpoint, options) = (&endpoint, &options);
+                dials.push(
+                    async move { (Link::dial(endpoint, &address, options, generation).await, address) },
+                );
+            }
+            let stagger = async {
+                match left {
+                    0 => std::future::pending().await,
+                    _ => sleep(options.stagger).await,
+                }
+            };
+            tokio::select! {
+                Some((dialled, address)) = dials.next() => match dialled {
+                    Ok((link, incoming)) => return Some((address, link, incoming)),
+                    Err(miss) => {
+                        debug!(address, reason = miss.reason, "not connected");
+                        misses.set(address, miss, self.addresses.len());
+                        self.state.send_replace(State::Down(misses.clone()));
+                    }
+                },
+                () = stagger => {}
+            }
+        }
+        None
     }
 }
 

@@ -19,8 +19,10 @@ pub struct Options {
     /// For the first connection, and for an agent's first registration. Default 10 s; then
     /// [`Error::Unreachable`].
     pub connect_timeout: Duration,
-    /// For one address, greeting included. Default 3 s; then the next address is tried.
+    /// For one address, greeting included. Default 3 s; then it counts as silent.
     pub dial_timeout: Duration,
+    /// An address that has not answered for so long is dialled on beside the next one. Default 250 ms.
+    pub stagger: Duration,
     /// For one answer of one node, besides the time it was asked to wait. Default 1 s; then the
     /// request goes to another node.
     pub answer_timeout: Duration,
@@ -60,6 +62,7 @@ impl Options {
             credentials,
             connect_timeout: Duration::from_secs(10),
             dial_timeout: Duration::from_secs(3),
+            stagger: Duration::from_millis(250),
             answer_timeout: Duration::from_secs(1),
             request_timeout: Duration::from_secs(30),
             beat_timeout: Duration::from_secs(1),

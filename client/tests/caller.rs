@@ -157,6 +157,31 @@ async fn no_node_at_all_is_unreachable() {
 }
 
 #[tokio::test]
+async fn a_silent_address_does_not_keep_the_next_one_waiting() {
+    let cluster = Cluster::new();
+    let node = cluster.node(1);
+    let silent = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let mut options = cluster.user(&[&node]);
+    options.endpoints.push(silent.local_addr().unwrap().to_string());
+    // No dial of this test can end by its own time.
+    options.dial_timeout = Duration::from_secs(3_600);
+    options.connect_timeout = Duration::from_secs(3_600);
+    // A client begins anywhere in its list: until one has dialled the silent address first.
+    for _ in 0..64 {
+        let (client, _peer) = tokio::time::timeout(LONG, async {
+            tokio::join!(Client::connect(options.clone()), node.accept())
+        })
+        .await
+        .expect("connected to the one that answers");
+        client.unwrap();
+        if silent.try_recv(&mut [0; 2048]).is_ok() {
+            return;
+        }
+    }
+    panic!("64 clients began with the same address");
+}
+
+#[tokio::test]
 async fn a_refusal_of_every_node_is_told_at_once_and_not_to_be_repeated() {
     let cluster = Cluster::new();
     let stranger = Cluster::new();

@@ -68,9 +68,10 @@ impl Client {
         scope: Option<Scope>,
         envelope: Envelope,
     ) -> Result<Submitted, Error> {
-        let envelope = self.fill(scope, envelope);
+        let deadline = self.by_default();
+        let envelope = self.fill(scope, envelope, deadline).await;
         let request = Request::Submit { envelope: Box::new(envelope), sent_at_ms: None, wait_ms: None };
-        let view = message(self.request_by(&request, self.by_default()).await?)?;
+        let view = message(self.request_by(&request, deadline).await?)?;
         let record = &view.record;
         Ok(Submitted { msg_id: record.msg_id.clone(), trace_id: record.trace_id.clone(), view })
     }
@@ -82,7 +83,7 @@ impl Client {
         timeout: Duration,
     ) -> Result<Response, Error> {
         let deadline = Instant::now() + timeout;
-        let envelope = self.fill(scope, envelope);
+        let envelope = self.fill(scope, envelope, deadline).await;
         let msg_id = envelope.msg_id.clone().expect("fill makes one");
         let wait_ms = Some(timeout.as_millis() as u64);
         let request = Request::Submit { envelope: Box::new(envelope), sent_at_ms: None, wait_ms };
@@ -167,7 +168,7 @@ impl Client {
 
     /// Makes what is absent. Inside a handler the message becomes a child of the one handled, if
     /// this identity may speak for the agent that was given it.
-    fn fill(&self, scope: Option<Scope>, mut envelope: Envelope) -> Envelope {
+    async fn fill(&self, scope: Option<Scope>, mut envelope: Envelope, deadline: Instant) -> Envelope {
         // A caller that names its message and no trace gets one from the cluster: made up here it
         // would be new content each time the same message is sent.
         if envelope.msg_id.is_none() {
@@ -184,6 +185,9 @@ impl Client {
             if ours && same_trace && source.is_none_or(|source| *source == scope.agent_id) {
                 envelope.source.get_or_insert_with(|| source_of(&scope.agent_id));
                 envelope.parent_msg_id.get_or_insert_with(|| scope.msg_id.clone());
+            }
+            if envelope.parent_msg_id.as_ref() == Some(&scope.msg_id) {
+                scope.taken(deadline).await;
             }
         }
         if let Some(agent_id) = &self.agent_id {

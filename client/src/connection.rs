@@ -164,6 +164,16 @@ impl Connection {
 
     /// Asks until it is answered, over as many links as it takes.
     pub(crate) async fn request(&self, request: &Request, deadline: Instant) -> Result<Answer, Error> {
+        self.request_telling(request, deadline, &|| {}).await
+    }
+
+    /// As `request`; `sent` is called each time the request is on its way.
+    pub(crate) async fn request_telling(
+        &self,
+        request: &Request,
+        deadline: Instant,
+        sent: &(dyn Fn() + Sync),
+    ) -> Result<Answer, Error> {
         let mut pauses = self.shared.options.pauses();
         let mut pause = || pauses.next().unwrap_or(self.shared.options.pause_max);
         let mut fate = Fate { msg_id: msg_id(request).cloned(), unknown: false, refused: None };
@@ -182,7 +192,7 @@ impl Connection {
             let (request, wait) = at_send(request, remaining);
             let within = remaining.min(wait + answer_timeout);
             let patience = remaining.min(within + Duration::from_secs(1));
-            let pause = match link.ask(request, self.shared.options.stale, within, patience).await {
+            let pause = match link.ask(request, self.shared.options.stale, within, patience, sent).await {
                 Asked::Answered(Ok(answer)) => return Ok(*answer),
                 Asked::Answered(Err(reply)) if !may_pass(&reply) => return Err(Error::Refused(reply)),
                 Asked::Answered(Err(reply)) => {
@@ -242,7 +252,7 @@ impl Connection {
             let remaining = deadline.saturating_duration_since(Instant::now());
             let within = remaining.min(self.shared.options.answer_timeout);
             let refused = match link
-                .ask(request.clone(), false, within, within + Duration::from_secs(1))
+                .ask(request.clone(), false, within, within + Duration::from_secs(1), &|| {})
                 .await
             {
                 Asked::Answered(Ok(answer)) => return Ok(*answer),

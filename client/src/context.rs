@@ -4,6 +4,11 @@ use std::{fmt, time::Duration};
 
 use reach_protocol::{AgentId, Envelope, MsgId, TraceId, envelope::Response};
 
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout_at},
+};
+
 use crate::{
     client::{Client, Submitted},
     error::Error,
@@ -18,6 +23,17 @@ pub(crate) struct Scope {
     pub(crate) trace_id: TraceId,
     pub(crate) msg_id: MsgId,
     pub(crate) agent_id: AgentId,
+    pub(crate) taken: watch::Receiver<bool>,
+}
+
+impl Scope {
+    /// Waits until the cluster has it that the agent was given this task: before, it may be nobody's
+    /// parent. A task that is let go of is not waited for.
+    pub(crate) async fn taken(&self, deadline: Instant) {
+        let mut taken = self.taken.clone();
+        // Whatever comes of it, the cluster judges what is sent next.
+        let _ = timeout_at(deadline, taken.wait_for(|taken| *taken)).await;
+    }
 }
 
 /// The scope of the handler that runs on this task. Tasks that a handler spawns are outside of it.

@@ -9,6 +9,7 @@ use reach_protocol::{
     AgentId, Envelope, MsgId, TraceId,
     frame::{Delivery, Held},
 };
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -26,8 +27,14 @@ pub(crate) struct Entry {
     pub(crate) resumed: bool,
     /// A row of it is on disk.
     pub(crate) stored: bool,
-    /// The cluster has taken `received` for this attempt.
+    /// That row says that the handler may have been started.
+    pub(crate) begun: bool,
+    /// `received` was sent for this attempt.
+    pub(crate) said: bool,
+    /// The cluster has taken it.
     pub(crate) received: bool,
+    /// Whether it ever took it, for those who speak for this task.
+    pub(crate) taken: watch::Sender<bool>,
     pub(crate) recording: bool,
     pub(crate) cancel: CancellationToken,
     pub(crate) stage: Stage,
@@ -38,7 +45,9 @@ pub(crate) enum Stage {
     /// From an earlier run: nothing happens before the cluster's verdict.
     Held(Option<Arc<Outcome>>),
     Storing,
+    /// On disk, and `received` is not on its way yet.
     Reporting,
+    /// Waits for a free handler.
     Ready,
     Running,
     Saving(Arc<Outcome>),
@@ -60,7 +69,10 @@ impl Entry {
             attempt: task.attempt,
             resumed: task.progress == Progress::Running,
             stored: true,
+            begun: task.progress == Progress::Running,
+            said: false,
             received: false,
+            taken: watch::Sender::new(false),
             recording: false,
             cancel: CancellationToken::new(),
             stage: Stage::Held(task.outcome),
@@ -68,7 +80,12 @@ impl Entry {
         (task.msg_id, entry)
     }
 
-    pub(crate) fn delivered(delivery: Delivery, outcome: Option<Arc<Outcome>>) -> (StoredTask, Self) {
+    /// With a handler that is free `at_once`, the one write says also that it may have been started.
+    pub(crate) fn delivered(
+        delivery: Delivery,
+        outcome: Option<Arc<Outcome>>,
+        at_once: bool,
+    ) -> (StoredTask, Self) {
         let left = Duration::from_millis(delivery.expires_in_ms);
         let entry = Self {
             trace_id: delivery.trace_id.clone(),
@@ -77,7 +94,10 @@ impl Entry {
             attempt: delivery.attempt,
             resumed: false,
             stored: false,
+            begun: at_once,
+            said: false,
             received: false,
+            taken: watch::Sender::new(false),
             recording: false,
             cancel: CancellationToken::new(),
             stage: outcome.clone().map_or(Stage::Storing, Stage::Done),
@@ -87,12 +107,22 @@ impl Entry {
             trace_id: delivery.trace_id,
             flow_seq: delivery.flow_seq,
             attempt: delivery.attempt,
-            progress: if outcome.is_some() { Progress::Finished } else { Progress::Received },
+            progress: match (&outcome, at_once) {
+                (Some(_), _) => Progress::Finished,
+                (None, true) => Progress::Running,
+                (None, false) => Progress::Received,
+            },
             expires_wall_ms: wall_ms().saturating_add(delivery.expires_in_ms),
             envelope: delivery.envelope,
             outcome,
         };
         (task, entry)
+    }
+
+    /// The cluster has it that this agent was given the task.
+    pub(crate) fn take(&mut self) {
+        self.received = true;
+        self.taken.send_replace(true);
     }
 
     /// What attaching says of it; nothing of what is not on disk, or is on its way out.
@@ -117,6 +147,7 @@ impl Entry {
             agent_id: agent_id.clone(),
             deadline: self.deadline,
             client: client.clone(),
+            taken: self.taken.subscribe(),
         }
     }
 }

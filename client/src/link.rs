@@ -148,13 +148,15 @@ impl Link {
         Ok((Arc::new(link), Incoming { wire, rx }))
     }
 
-    /// One try. The node gets `within` to answer; a second more, and it counts as hung.
+    /// One try. The node gets `within` to answer; a second more, and it counts as hung. `sent` is
+    /// called when the request is on its way.
     pub(crate) async fn ask(
         &self,
         request: Request,
         stale: bool,
         within: Duration,
         patience: Duration,
+        sent: &(dyn Fn() + Sync),
     ) -> Asked {
         let (id, answer) = {
             let mut calls = self.calls.lock().expect("no panic holds this lock");
@@ -176,7 +178,7 @@ impl Link {
         });
         let bytes = frame.len();
         match self.tx.send(frame) {
-            Ok(()) => {}
+            Ok(()) => sent(),
             Err(SendError::TooLarge) => {
                 return Asked::Answered(Err(ErrorReply::too_large("frame", bytes, FRAME_MAX).into()));
             }

@@ -99,7 +99,7 @@ pub(crate) struct Session {
 #[derive(Default)]
 pub(crate) struct Book {
     entries: BTreeMap<MsgId, Entry>,
-    /// Answered for, and waiting for a free handler.
+    /// Said to be received, and waiting for a free handler.
     ready: VecDeque<MsgId>,
     running: u32,
     steps: JoinSet<Step>,
@@ -127,13 +127,18 @@ impl Session {
                 break Stopped::Asked;
             }
             let flow = tokio::select! {
+                // What was answered before a delivery is looked at before it.
+                biased;
                 () = self.abort.cancelled() => Err(Stopped::Aborted),
                 Ok(()) = states.changed() => {
                     let state = states.borrow_and_update().clone();
                     self.on_state(state);
                     Ok(())
                 }
-                Some(push) = self.pushes.recv() => self.on_push(push),
+                Some(order) = self.orders.recv() => {
+                    self.on_order(order);
+                    Ok(())
+                }
                 Some(step) = self.book.steps.join_next() => match step {
                     Ok(step) => self.on_step(step),
                     Err(error) => Err(Stopped::Failed(format!("a step of the session failed: {error}"))),
@@ -142,10 +147,7 @@ impl Session {
                     Some(ended) => self.on_ended(ended),
                     None => Err(Stopped::Failed("the agent's runtime has ended".into())),
                 },
-                Some(order) = self.orders.recv() => {
-                    self.on_order(order);
-                    Ok(())
-                }
+                Some(push) = self.pushes.recv() => self.on_push(push),
                 () = sleep_until(leaving.unwrap_or_else(Instant::now)), if leaving.is_some() => Ok(()),
             };
             if let Err(stopped) = flow {
@@ -228,9 +230,12 @@ impl Session {
                 Verdict::Keep | Verdict::SendResult => match &entry.stage {
                     Stage::Held(Some(outcome)) => {
                         entry.stage = Stage::Done(outcome.clone());
-                        entry.received = verdict == Verdict::SendResult;
-                        if !entry.received {
-                            self.report(&held.msg_id);
+                        match verdict {
+                            Verdict::SendResult => {
+                                entry.said = true;
+                                entry.take();
+                            }
+                            _ => self.report(&held.msg_id),
                         }
                         self.record(&held.msg_id);
                     }
@@ -350,6 +355,7 @@ impl Session {
         }
         info!(%msg_id, attempt, "a later attempt takes over");
         entry.attempt = *attempt;
+        entry.said = false;
         entry.received = false;
         entry.recording = false;
         let stored = self.inbox.adopt(msg_id, *attempt);
@@ -367,7 +373,9 @@ impl Session {
         let wrong = wrong(&delivery).map(|what| {
             Arc::new(Outcome::Failed { reason: FailReason::Unparseable, message: what.to_owned() })
         });
-        let (task, entry) = Entry::delivered(delivery, wrong.or(known));
+        let busy = self.book.running as usize + self.book.ready.len();
+        let at_once = busy < self.run.registration.max_concurrency as usize;
+        let (task, entry) = Entry::delivered(delivery, wrong.or(known), at_once);
         let stored = self.inbox.put(task);
         self.book.entries.insert(msg_id.clone(), entry);
         self.book.steps.spawn(steps::store(msg_id, attempt, stored));
@@ -381,10 +389,8 @@ impl Session {
                 self.on_stored(&msg_id, attempt);
                 Ok(())
             }
-            Step::Reported { msg_id, attempt, begun, answer } => {
-                begun?;
-                self.on_reported(&msg_id, attempt, answer)
-            }
+            Step::Said { msg_id, attempt } => self.on_said(&msg_id, attempt),
+            Step::Reported { msg_id, attempt, answer } => self.on_reported(&msg_id, attempt, answer),
             Step::Saved { msg_id, stored } => {
                 stored?;
                 if let Some(entry) = self.book.entries.get_mut(&msg_id)
@@ -433,11 +439,40 @@ impl Session {
         self.report(msg_id);
     }
 
-    /// Says `received`; nothing runs before that is answered.
+    /// Says `received`; nothing runs before that is on its way.
     fn report(&mut self, msg_id: &MsgId) {
-        let Some(entry) = self.book.entries.get(msg_id) else { return };
-        let begin = matches!(entry.stage, Stage::Reporting).then(|| self.inbox.begin(msg_id));
-        self.book.steps.spawn(self.run.clone().report(msg_id.clone(), entry.attempt, begin));
+        let Some(entry) = self.book.entries.get_mut(msg_id) else { return };
+        let begin =
+            (matches!(entry.stage, Stage::Reporting) && !entry.begun).then(|| self.inbox.begin(msg_id));
+        entry.begun |= begin.is_some();
+        let (said, is_said) = oneshot::channel();
+        self.book.steps.spawn(self.run.clone().report(msg_id.clone(), entry.attempt, said));
+        self.book.steps.spawn(steps::said(msg_id.clone(), entry.attempt, begin, is_said));
+    }
+
+    /// Starts it, beside the round in which the cluster takes `received`. Its end may overtake that:
+    /// a result implies the receipt.
+    fn on_said(&mut self, msg_id: &MsgId, attempt: u32) -> Flow {
+        let Some(entry) = self.book.entries.get_mut(msg_id) else { return Ok(()) };
+        if entry.attempt != attempt {
+            return Ok(());
+        }
+        entry.said = true;
+        if matches!(entry.stage, Stage::Reporting) {
+            entry.stage = Stage::Ready;
+        }
+        match entry.stage {
+            Stage::Ready => {
+                if !self.book.ready.contains(msg_id) {
+                    self.book.ready.push_back(msg_id.clone());
+                }
+                self.start_ready()
+            }
+            _ => {
+                self.record(msg_id);
+                Ok(())
+            }
+        }
     }
 
     fn on_reported(&mut self, msg_id: &MsgId, attempt: u32, answer: Result<(), Error>) -> Flow {
@@ -449,22 +484,8 @@ impl Session {
         }
         match answer {
             Ok(()) => {
-                entry.received = true;
-                if matches!(entry.stage, Stage::Reporting) {
-                    entry.stage = Stage::Ready;
-                }
-                match entry.stage {
-                    Stage::Ready => {
-                        if !self.book.ready.contains(msg_id) {
-                            self.book.ready.push_back(msg_id.clone());
-                        }
-                        self.start_ready()
-                    }
-                    _ => {
-                        self.record(msg_id);
-                        Ok(())
-                    }
-                }
+                entry.take();
+                Ok(())
             }
             Err(error) => {
                 unless_fenced(&error)?;
@@ -472,8 +493,9 @@ impl Session {
                     if !entry.received {
                         self.report(msg_id);
                     }
-                } else {
+                } else if !matches!(entry.stage, Stage::Saving(_) | Stage::Done(_) | Stage::Settling(_)) {
                     // Stale, ended, or gone: not ours. A message that ended may still hold a slot.
+                    // What was finished meanwhile hears the same of its result, and keeps that.
                     info!(%msg_id, attempt, code = %error.code(), "not ours any more");
                     self.let_go(msg_id, attempt);
                 }
@@ -486,7 +508,7 @@ impl Session {
         while self.book.running < self.run.registration.max_concurrency {
             let Some(msg_id) = self.book.ready.pop_front() else { return Ok(()) };
             let Some(entry) = self.book.entries.get_mut(&msg_id) else { continue };
-            if !(entry.received && matches!(entry.stage, Stage::Ready)) {
+            if !(entry.said && matches!(entry.stage, Stage::Ready)) {
                 continue;
             }
             let task = entry.task(&msg_id, &self.run.agent_id, &self.client);
@@ -523,11 +545,11 @@ impl Session {
         self.book.steps.spawn(steps::save(msg_id.clone(), self.inbox.finish(msg_id, outcome)));
     }
 
-    /// Reports the outcome, once it is on disk and `received` was taken.
+    /// Reports the outcome, once it is on disk and `received` was sent before it.
     fn record(&mut self, msg_id: &MsgId) {
         let Some(entry) = self.book.entries.get_mut(msg_id) else { return };
         if let Stage::Done(outcome) = &entry.stage
-            && entry.received
+            && entry.said
             && !entry.recording
         {
             entry.recording = true;
@@ -547,7 +569,10 @@ impl Session {
         let Stage::Done(outcome) = &entry.stage else { return Ok(()) };
         let outcome = outcome.clone();
         match answer {
-            Ok(()) => debug!(%msg_id, attempt, "recorded"),
+            Ok(()) => {
+                entry.take();
+                debug!(%msg_id, attempt, "recorded");
+            }
             Err(error) => {
                 unless_fenced(&error)?;
                 if error.retryable() {

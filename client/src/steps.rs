@@ -1,13 +1,16 @@
 //! What an agent's session asks for without waiting: each step is one write or one request, and
 //! comes back to the session as a [`Step`].
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use reach_protocol::{
     AgentId, InstanceId, MsgId, Registration,
     frame::{Answer, Held, Request, Verdict},
 };
-use tokio::time::Instant;
+use tokio::{sync::oneshot, time::Instant};
 
 use crate::{
     connection::Connection,
@@ -35,11 +38,15 @@ pub(crate) enum Step {
         attempt: u32,
         stored: Result<(), InboxError>,
     },
+    /// `received` is on its way, and the mark that the handler may have been started is on disk.
+    Said {
+        msg_id: MsgId,
+        attempt: u32,
+    },
     /// `received` was answered.
     Reported {
         msg_id: MsgId,
         attempt: u32,
-        begun: Result<(), InboxError>,
         answer: Result<(), Error>,
     },
     /// The outcome is on disk.
@@ -104,23 +111,22 @@ impl Run {
         }
     }
 
-    /// Says `received`; `begin` is the mark that the handler may have been started, which must be
-    /// on disk before it is.
-    pub(crate) async fn report(self, msg_id: MsgId, attempt: u32, begin: Option<Stored>) -> Step {
+    /// Says `received`, and tells `said` when it is on its way.
+    pub(crate) async fn report(self, msg_id: MsgId, attempt: u32, said: oneshot::Sender<()>) -> Step {
         let request = Request::Received {
             agent_id: self.agent_id.clone(),
             instance: self.instance.clone(),
             msg_id: msg_id.clone(),
             attempt,
         };
-        let begin = async {
-            match begin {
-                Some(begin) => begin.done().await,
-                None => Ok(()),
-            }
+        let said = Mutex::new(Some(said));
+        let sent = || {
+            let said = said.lock().expect("no panic holds this lock").take();
+            // Nobody waits for it when the session has ended.
+            let _ = said.map(|said| said.send(()));
         };
-        let (begun, answer) = tokio::join!(begin, self.ask(request));
-        Step::Reported { msg_id, attempt, begun, answer }
+        let answer = self.ask_telling(request, &sent).await;
+        Step::Reported { msg_id, attempt, answer }
     }
 
     pub(crate) async fn record(self, msg_id: MsgId, attempt: u32, outcome: Arc<Outcome>) -> Step {
@@ -160,7 +166,12 @@ impl Run {
     }
 
     async fn ask(&self, request: Request) -> Result<(), Error> {
-        let answer = self.connection.request(&request, Instant::now() + REPORT_MAX).await.map(drop);
+        self.ask_telling(request, &|| {}).await
+    }
+
+    async fn ask_telling(&self, request: Request, sent: &(dyn Fn() + Sync)) -> Result<(), Error> {
+        let deadline = Instant::now() + REPORT_MAX;
+        let answer = self.connection.request_telling(&request, deadline, sent).await.map(drop);
         if answer.as_ref().is_err_and(Error::retryable) {
             // The session will ask again: not at once, since this may be an answer such as
             // `disk_full`, which comes quickly.
@@ -172,6 +183,24 @@ impl Run {
 
 pub(crate) async fn store(msg_id: MsgId, attempt: u32, stored: Stored) -> Step {
     Step::Stored { msg_id, attempt, stored: stored.done().await }
+}
+
+/// After a `received` that was never sent nothing comes: it is said again. `begin` must be on disk
+/// before the handler is started.
+pub(crate) async fn said(
+    msg_id: MsgId,
+    attempt: u32,
+    begin: Option<Stored>,
+    said: oneshot::Receiver<()>,
+) -> Step {
+    let begun = match begin {
+        Some(begin) => begin.done().await,
+        None => Ok(()),
+    };
+    match begun.is_ok() && said.await.is_ok() {
+        true => Step::Said { msg_id, attempt },
+        false => Step::Asked { stored: begun, answer: Ok(()) },
+    }
 }
 
 pub(crate) async fn save(msg_id: MsgId, stored: Stored) -> Step {

@@ -7,6 +7,7 @@ use std::{
 
 use reach_protocol::{AgentId, Envelope, Json, Money, MsgId, TraceId, command::FailReason, limits::Limits};
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 
 use crate::{
     client::Client,
@@ -28,6 +29,7 @@ pub struct Task {
     pub(crate) agent_id: AgentId,
     pub(crate) deadline: Instant,
     pub(crate) client: Client,
+    pub(crate) taken: watch::Receiver<bool>,
 }
 
 impl Task {
@@ -60,6 +62,7 @@ impl Task {
             trace_id: self.trace_id.clone(),
             msg_id: self.msg_id.clone(),
             agent_id: self.agent_id.clone(),
+            taken: self.taken.clone(),
         }
     }
 }

@@ -23,6 +23,18 @@ fn quick_watchdog(options: &mut Options) {
     options.watchdog = Duration::from_millis(600);
 }
 
+fn snapshots_by_count(options: &mut Options) {
+    options.log_tail_entries = 4;
+    options.snapshot_entries = 50;
+    options.snapshot_log_bytes = u64::MAX;
+}
+
+fn snapshots_by_bytes(options: &mut Options) {
+    options.log_tail_entries = 4;
+    options.snapshot_entries = u64::MAX;
+    options.snapshot_log_bytes = 8 << 10;
+}
+
 /// The agent ids registered by the next entry with facts.
 async fn registered(cursor: &mut Cursor) -> Vec<String> {
     match within("a fact", cursor.next()).await {
@@ -164,6 +176,40 @@ async fn a_follower_behind_the_log_gets_a_snapshot_and_its_cursors_are_reset() {
     }
     group.settle().await;
     assert_eq!(group.replica(away).tables().live().agents.len(), 102, "a, purge and c");
+}
+
+/// Nobody asks for a snapshot here. Answers where the leader's log begins once it was purged.
+async fn makes_snapshots_by_itself(group: Group) -> u64 {
+    let (leader, _) = group.leader().await;
+    let away = group.ids().into_iter().find(|id| *id != leader).unwrap();
+    group.settle().await;
+    let mut cursor = group.replica(away).facts().cursor();
+    let left_at = group.replica(away).applied().borrow().index;
+    group.isolate(away);
+
+    group.register("a", 100).await;
+    // Openraft purges no further than a snapshot reaches.
+    for id in group.ids().into_iter().filter(|id| *id != away) {
+        group.purged(id, left_at + 1).await;
+    }
+    let first = group.nodes[&leader].log.bounds().first;
+    group.heal();
+
+    group.settle().await;
+    let Step::Reset(reset) = within("a reset", cursor.next()).await else { panic!("it came by the log") };
+    assert!(reset > left_at + 1);
+    first
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn so_many_entries_make_a_snapshot_and_the_log_ends_behind_it() {
+    let first = makes_snapshots_by_itself(Group::ready(snapshots_by_count).await).await;
+    assert!(first > 50 - 4, "no sooner than the threshold says: {first}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn so_many_bytes_make_a_snapshot_and_the_log_ends_behind_it() {
+    makes_snapshots_by_itself(Group::ready(snapshots_by_bytes).await).await;
 }
 
 /// The same on both stores: what is sent is theirs.

@@ -8,15 +8,19 @@ use command_fds::{CommandFdExt, FdMapping};
 use reach_client::{Agent, Done, Failure, RunningAgent, Status, Stopped, Task};
 use reach_config::Contexts;
 use reach_protocol::{AgentId, Json, Limits, Money};
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Deserialize;
-
-use crate::cli::{
-    self,
-    args::{AgentsRun, ExcerptFrom, Global},
-};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    process::Command,
+    process::{Child, Command},
+};
+
+use crate::{
+    cli::{
+        self,
+        args::{AgentsRun, ExcerptFrom, Global},
+    },
+    guard::Guard,
 };
 
 /// The descriptor for what is said beside the result.
@@ -33,11 +37,12 @@ const REFUSED: i32 = 69;
 const BUSY: i32 = 75;
 
 /// A command line that is run once per task.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Program {
     pub program: String,
     pub args: Vec<String>,
     pub excerpt_from: ExcerptFrom,
+    pub guard: Arc<Guard>,
 }
 
 /// `agents run`: attaches the agent and serves until it is interrupted or fenced.
@@ -53,8 +58,14 @@ pub async fn serve(args: &AgentsRun, contexts: &Contexts, global: &Global) -> Re
     let agent_id = args.id.clone().map_or_else(|| default_id(program), Ok)?;
     let context = contexts.current(global.context.as_deref())?;
     let options = crate::online::options_as(&context, global, &agent_id)?;
-    let program =
-        Arc::new(Program { program: program.clone(), args: rest.to_vec(), excerpt_from: args.excerpt_from });
+    let guard =
+        Guard::start().map_err(|error| cli::Failure::refused(format!("no guard process: {error}")))?;
+    let program = Arc::new(Program {
+        program: program.clone(),
+        args: rest.to_vec(),
+        excerpt_from: args.excerpt_from,
+        guard: Arc::new(guard),
+    });
 
     // Not in the context's folder: what an agent has answered for outlives a context.
     let inbox = contexts.home().join("inboxes").join(context.cluster.as_str()).join(agent_id.as_str());
@@ -196,7 +207,7 @@ impl Program {
             .fd_mappings(vec![FdMapping { parent_fd: side_writer, child_fd: SIDE_FD }])
             .map_err(|error| Failure::Error(format!("descriptor {SIDE_FD} can't be given: {error}")))?;
         let mut child = command.spawn().map_err(|error| failed(&self.program, error))?;
-        let mut group = Group(child.id());
+        let mut group = Group::of(&child, &self.guard);
         // The command object keeps our end of the pipe; without this the side channel never ends.
         drop(command);
 
@@ -217,7 +228,7 @@ impl Program {
             child.wait()
         );
         let status = status.map_err(|error| failed(&self.program, error))?;
-        group.0 = None;
+        group.end();
         match status.code() {
             Some(0) => {}
             Some(UNPARSEABLE) => {
@@ -251,15 +262,34 @@ impl Program {
     }
 }
 
-/// A command and everything it started. Killed when the task ends before the command has.
-struct Group(Option<u32>);
+/// A command and everything it started. Killed when the task ends before the command has, and by
+/// the guard when this process does.
+struct Group {
+    leader: Option<Pid>,
+    guard: Arc<Guard>,
+}
+
+impl Group {
+    fn of(child: &Child, guard: &Arc<Guard>) -> Self {
+        let leader = child.id().and_then(|pid| Pid::from_raw(pid as i32));
+        leader.inspect(|leader| guard.watch(*leader));
+        Self { leader, guard: guard.clone() }
+    }
+
+    /// The command has ended by itself; what it left running on purpose goes on.
+    fn end(&mut self) {
+        if let Some(leader) = self.leader.take() {
+            self.guard.forget(leader);
+        }
+    }
+}
 
 impl Drop for Group {
     fn drop(&mut self) {
-        let leader = self.0.and_then(|pid| rustix::process::Pid::from_raw(pid as i32));
-        if let Some(leader) = leader {
+        if let Some(leader) = self.leader.take() {
             // None left is what we want.
-            let _ = rustix::process::kill_process_group(leader, rustix::process::Signal::KILL);
+            let _ = kill_process_group(leader, Signal::KILL);
+            self.guard.forget(leader);
         }
     }
 }

@@ -7,6 +7,7 @@ pub mod exec;
 pub mod exit;
 mod http;
 mod metrics;
+pub mod guard;
 pub mod node;
 pub mod online;
 pub mod show;

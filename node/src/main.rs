@@ -18,6 +18,10 @@ fn main() -> ExitCode {
     if let Command::Node(node) = &args.command {
         return agent_reach::node::process(node);
     }
+    if let Command::RunGuard = &args.command {
+        agent_reach::guard::run(std::io::stdin().lock());
+        return ExitCode::SUCCESS;
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let result = match runtime {
         Ok(runtime) => runtime.block_on(run(args, output)),
@@ -45,7 +49,7 @@ async fn run(args: Args, output: Output) -> Result<(), Failure> {
     let choice = args.global.context.as_deref();
     let contexts = || Contexts::of_this_user();
     match &args.command {
-        Command::Node(_) => unreachable!("a node runs in a runtime of its own"),
+        Command::Node(_) | Command::RunGuard => unreachable!("they have no runtime, or one of their own"),
         Command::Dev(options) => {
             let dir =
                 options.dir.clone().map_or_else(|| contexts().map(|all| all.home().join(dev::DEV)), Ok)?;

@@ -13,7 +13,8 @@ fn surface() -> String {
 
 fn leaves(command: &clap::Command, path: &str, into: &mut BTreeSet<String>) {
     let path = format!("{path}{}", command.get_name());
-    let mut subs = command.get_subcommands().peekable();
+    // What only our own processes call is no surface.
+    let mut subs = command.get_subcommands().filter(|sub| !sub.is_hide_set()).peekable();
     if subs.peek().is_none() {
         into.insert(path);
         return;

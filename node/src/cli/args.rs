@@ -102,6 +102,9 @@ pub enum Command {
     /// The rules in force on all nodes.
     #[command(subcommand)]
     Rules(RulesCommand),
+    /// Kill what an agent that is gone has left running. Started by `agents run`.
+    #[command(name = crate::guard::COMMAND, hide = true)]
+    RunGuard,
 }
 
 #[derive(Clone, Debug, clap::Args)]

@@ -121,6 +121,8 @@ impl NodeFile {
 pub struct Layout {
     pub cluster: Name,
     pub nodes: BTreeMap<NodeId, Addresses>,
+    /// Of every node.
+    pub storage: Storage,
 }
 
 impl Layout {
@@ -169,7 +171,7 @@ impl Layout {
                 format!("{} nodes: name 1 to {NODES_MAX}, three as a rule, with --node n1=HOST", nodes.len());
             return Err(Error::Layout(message));
         }
-        Ok(Self { cluster, nodes })
+        Ok(Self { cluster, nodes, storage: Storage::default() })
     }
 
     /// Nodes that may be lost while the rest goes on.
@@ -188,7 +190,7 @@ impl Layout {
             client_listen: listen_for(client),
             nodes: self.nodes.clone(),
             log: Log::default(),
-            storage: Storage::default(),
+            storage: self.storage.clone(),
         })
     }
 

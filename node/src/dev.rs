@@ -37,6 +37,8 @@ const READY_MAX: Duration = Duration::from_secs(30);
 const STOP_MAX: Duration = Duration::from_secs(8);
 /// How often the roles are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Kept back on the disk by each node: they share this machine's with everything else on it.
+const BALLAST_MIB: u32 = 16;
 const FIRST_PORT: u16 = 7480;
 const PORT_STEP: u16 = 10;
 
@@ -126,7 +128,8 @@ fn make_cluster(options: &Options) -> anyhow::Result<()> {
     let ports = free_ports(options.nodes)?;
     let hosts: Vec<String> =
         ports.iter().enumerate().map(|(i, port)| format!("n{}=127.0.0.1:{port}", i + 1)).collect();
-    let layout = Layout::new(Name::parse(DEV)?, &hosts)?;
+    let mut layout = Layout::new(Name::parse(DEV)?, &hosts)?;
+    layout.storage.ballast_mib = BALLAST_MIB;
     crate::cli::cluster_new::write(&layout, &options.dir)?;
     Ok(())
 }
@@ -422,5 +425,21 @@ pub async fn interrupted() {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_on_this_machine_keeps_little_of_its_disk_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().to_path_buf();
+        make_cluster(&Options { dir: dir.clone(), nodes: 3, fresh: false, restart: true }).unwrap();
+        for node in ["n1", "n2", "n3"] {
+            let config = reach_config::NodeConfig::load(&dir.join(node).join(NODE_FILE)).unwrap();
+            assert_eq!(config.storage.ballast_mib, BALLAST_MIB);
+        }
     }
 }

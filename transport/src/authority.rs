@@ -133,12 +133,33 @@ pub struct CertificateInfo {
     pub issuer: String,
 }
 
+/// What an authority's certificate says of itself; nothing is verified.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuthorityInfo {
+    pub subject: String,
+    pub not_before: Timestamp,
+    pub not_after: Timestamp,
+    /// Lower-case hexadecimal.
+    pub serial: String,
+}
+
 /// Reads the first certificate of a PEM text.
 pub fn describe(cert_pem: &str) -> Result<CertificateInfo, Error> {
-    let bad = |reason: String| Error::certificate("certificate", reason);
-    let der = CertificateDer::from_pem_slice(cert_pem.as_bytes())
-        .map_err(|_| bad("not a certificate in PEM form".into()))?;
-    tls::describe(&der).map_err(bad)
+    tls::describe(&first(cert_pem)?).map_err(bad)
+}
+
+/// Reads the first certificate of a PEM text, which must be an authority's.
+pub fn describe_authority(cert_pem: &str) -> Result<AuthorityInfo, Error> {
+    tls::describe_authority(&first(cert_pem)?).map_err(bad)
+}
+
+fn first(cert_pem: &str) -> Result<CertificateDer<'static>, Error> {
+    CertificateDer::from_pem_slice(cert_pem.as_bytes())
+        .map_err(|_| bad("not a certificate in PEM form".into()))
+}
+
+fn bad(reason: String) -> Error {
+    Error::certificate("certificate", reason)
 }
 
 /// rcgen counts time in a type of another crate; seconds since its epoch carry it over.

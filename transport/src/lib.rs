@@ -15,7 +15,7 @@ mod quic;
 mod tls;
 mod wire;
 
-pub use authority::{Authority, CertificateInfo, Issued, describe};
+pub use authority::{Authority, AuthorityInfo, CertificateInfo, Issued, describe, describe_authority};
 pub use connection::Connection;
 pub use credentials::Credentials;
 pub use endpoint::{Door, Endpoint};

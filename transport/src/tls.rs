@@ -15,7 +15,12 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, TrustAnchor, U
 use webpki::{EndEntityCert, KeyUsage};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
-use crate::{authority::CertificateInfo, endpoint::Door, error::Error, identity::Identity};
+use crate::{
+    authority::{AuthorityInfo, CertificateInfo},
+    endpoint::Door,
+    error::Error,
+    identity::Identity,
+};
 
 /// Nodes are known by the identity in their certificate, not by a host name; TLS wants one anyway.
 pub(crate) const SERVER_NAME: &str = "agent-reach";
@@ -328,16 +333,34 @@ pub(crate) fn identity_of(der: &CertificateDer<'_>) -> Result<Identity, String> 
 
 pub(crate) fn describe(der: &CertificateDer<'_>) -> Result<CertificateInfo, String> {
     let cert = parse(der)?;
-    let time = |at: x509_parser::time::ASN1Time| {
-        Timestamp::from_second(at.timestamp()).map_err(|_| "the certificate's dates can't be read")
-    };
     Ok(CertificateInfo {
         identity: identity(&cert)?,
         not_before: time(cert.validity().not_before)?,
         not_after: time(cert.validity().not_after)?,
-        serial: cert.raw_serial().iter().map(|byte| format!("{byte:02x}")).collect(),
+        serial: serial(&cert),
         issuer: cert.issuer().to_string(),
     })
+}
+
+pub(crate) fn describe_authority(der: &CertificateDer<'_>) -> Result<AuthorityInfo, String> {
+    let cert = parse(der)?;
+    if !cert.is_ca() {
+        return Err("the certificate is not an authority's".into());
+    }
+    Ok(AuthorityInfo {
+        subject: cert.subject().to_string(),
+        not_before: time(cert.validity().not_before)?,
+        not_after: time(cert.validity().not_after)?,
+        serial: serial(&cert),
+    })
+}
+
+fn time(at: x509_parser::time::ASN1Time) -> Result<Timestamp, String> {
+    Timestamp::from_second(at.timestamp()).map_err(|_| "the certificate's dates can't be read".into())
+}
+
+fn serial(cert: &X509Certificate<'_>) -> String {
+    cert.raw_serial().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, String> {

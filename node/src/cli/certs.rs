@@ -14,7 +14,7 @@ use reach_config::{
     layout::{CLIENT_CA, CLIENT_CA_KEY, CLIENT_CERT, CLIENT_KEY, shell_word},
 };
 use reach_protocol::{AgentId, Principal, id::Name};
-use reach_transport::{Authority, CertificateInfo, Identity, Issued, describe};
+use reach_transport::{Authority, CertificateInfo, Identity, Issued, describe, describe_authority};
 use serde_json::json;
 
 use super::{Failure, args::CertsIssue};
@@ -197,30 +197,45 @@ pub fn ls(dir: Option<&Path>, contexts: &Contexts, choice: Option<&str>) -> Resu
     let (mut items, mut rows, mut notes) = (Vec::new(), Vec::new(), Vec::new());
     for path in paths {
         let name = path.strip_prefix(&dir).unwrap_or(&path).display().to_string();
-        let Some(info) = certificate(&path) else {
-            // A CA's certificate names no identity.
-            let is_authority = name.ends_with("ca.pem");
-            let what = if is_authority { "certificate authority" } else { "not one of our certificates" };
-            items.push(json!({ "file": name, "authority": is_authority }));
-            rows.push(vec![name, what.into(), "-".into(), "-".into(), "-".into()]);
-            continue;
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        let (identity, from, until, serial) = match (describe(&text), describe_authority(&text)) {
+            (Ok(info), _) => (Some(info.identity.to_string()), info.not_before, info.not_after, info.serial),
+            // It signs identities and has none.
+            (_, Ok(info)) => (None, info.not_before, info.not_after, info.serial),
+            _ => {
+                items.push(json!({ "file": name, "authority": false }));
+                rows.push(vec![
+                    name,
+                    "not one of our certificates".into(),
+                    "-".into(),
+                    "-".into(),
+                    "-".into(),
+                ]);
+                continue;
+            }
         };
-        items.push(json!({
-            "file": name, "identity": info.identity.to_string(), "not_before": date(info.not_before),
-            "not_after": date(info.not_after), "serial": info.serial, "expired": info.not_after <= now,
-        }));
-        if info.not_after <= now {
-            notes.push(format!("{name} has expired: issue a new one with `agent-reach certs issue`"));
-        } else if info.not_after <= now + SOON {
-            notes.push(format!("{name} ends soon, on {}: issue a new one in time", date(info.not_after)));
+        let mut item = json!({
+            "file": name, "not_before": date(from), "not_after": date(until), "serial": serial,
+            "expired": until <= now,
+        });
+        let again = match &identity {
+            Some(identity) => {
+                item["identity"] = identity.as_str().into();
+                "issue a new one with `agent-reach certs issue`"
+            }
+            None => {
+                item["authority"] = true.into();
+                "what it signed ends with it"
+            }
+        };
+        items.push(item);
+        if until <= now {
+            notes.push(format!("{name} has expired: {again}"));
+        } else if until <= now + SOON {
+            notes.push(format!("{name} ends soon, on {}: {again}", date(until)));
         }
-        rows.push(vec![
-            name,
-            info.identity.to_string(),
-            date(info.not_before),
-            date(info.not_after),
-            info.serial,
-        ]);
+        let whose = identity.unwrap_or("certificate authority".into());
+        rows.push(vec![name, whose, date(from), date(until), serial]);
     }
     let head = vec!["FILE", "IDENTITY", "FROM", "UNTIL", "SERIAL"];
     Ok(Shown { json: json!({ "dir": dir, "items": items }), head, rows, notes })

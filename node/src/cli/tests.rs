@@ -144,6 +144,12 @@ fn an_issued_certificate_names_its_identity_and_can_be_handed_over() {
         list.json["items"].as_array().unwrap().iter().map(|item| item["file"].as_str().unwrap()).collect();
     assert_eq!(files, ["admin.pem", "client-ca.pem", "peer-ca.pem"]);
     assert_eq!(list.json["items"][0]["identity"], "reach://shop/user/admin");
+    let authority = &list.json["items"][1];
+    assert_eq!((&authority["authority"], &authority["expired"]), (&true.into(), &false.into()));
+    let years = |key: &str| authority[key].as_str().unwrap()[..4].parse::<i32>().unwrap();
+    assert!((9..=11).contains(&(years("not_after") - years("not_before"))), "{authority}");
+    assert_eq!(list.rows[1][1], "certificate authority");
+    assert_eq!(list.rows[1][3], authority["not_after"].as_str().unwrap());
     let notes = desk.run("certs ls").unwrap().notes;
     assert!(notes.len() == 1 && notes[0].starts_with("client.pem ends soon"), "{notes:?}");
 

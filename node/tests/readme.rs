@@ -1,18 +1,30 @@
-//! Runs the commands of the README's section "First agent" as a new user would, against a fresh
-//! `dev` cluster, and holds what they print against what the README shows.
+//! Runs the commands of the README's sections as a new user would, against a fresh `dev` cluster, and
+//! holds what they print against what the README shows.
 
 mod support;
 
-use std::{path::Path, process::Command};
+use std::{net::UdpSocket, path::Path, process::Command};
 
 use support::Dev;
 
-const SECTION: &str = "## First agent";
+/// In the order in which they are read: each goes on with what the ones before it made.
+const SECTIONS: [&str; 4] = ["First agent", "An agent in Python", "When things break", "A real cluster"];
 const MARK: &str = "==== command";
+/// Prints the process id of the node that leads.
+const LEADER_PID: &str = "agent-reach cluster status -o json | python3 -c 'import json, sys; view = json.load(sys.stdin); \
+    print(next(node[\"pid\"] for node in view[\"nodes\"] if node[\"node\"] == view[\"leader\"]))'";
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("node/ is in the workspace")
+}
+
+fn readme() -> String {
+    std::fs::read_to_string(root().join("README.md")).expect("there is a README")
+}
 
 /// Each command of the section with the lines the README shows below it.
-fn commands(readme: &str) -> Vec<(String, Vec<String>)> {
-    let section = readme.split_once(SECTION).expect("the README has the section").1;
+fn commands(readme: &str, section: &str) -> Vec<(String, Vec<String>)> {
+    let section = readme.split_once(&format!("\n## {section}\n")).expect("the README has the section").1;
     let section = section.split("\n## ").next().unwrap_or_default();
     let mut commands: Vec<(String, Vec<String>)> = Vec::new();
     let mut in_block = false;
@@ -30,14 +42,19 @@ fn commands(readme: &str) -> Vec<(String, Vec<String>)> {
     commands
 }
 
-/// What may differ from run to run is made equal: numbers, their units, node names, and the width of
-/// columns and bars. A line that is nothing but JSON is left as it is.
+/// What may differ from run to run is made equal: numbers, their units, hashes and made ids, roles of
+/// nodes, and the width of columns and bars. A line that is nothing but JSON is left as it is.
 fn comparable(line: &str) -> String {
     if serde_json::from_str::<serde_json::Value>(line).is_ok() {
         return line.to_string();
     }
+    let words = line.split_whitespace().map(|word| match word {
+        "leader" | "follower" => "ROLE".to_string(),
+        _ if word.len() == 16 && word.bytes().all(|b| b.is_ascii_hexdigit()) => "HASH".to_string(),
+        _ => without_ulid(word),
+    });
     let mut text = String::new();
-    for c in line.chars() {
+    for c in words.collect::<Vec<_>>().join(" ").chars() {
         match c {
             '0'..='9' if text.ends_with('#') => {}
             '0'..='9' => text.push('#'),
@@ -45,42 +62,94 @@ fn comparable(line: &str) -> String {
             _ => text.push(c),
         }
     }
-    let text = text.replace("#.#", "#").replace("# min # s", "#");
+    let text = text.replace("#.#", "#").replace("# min # s", "#").replace(" -#", " #");
     let words = text.split_whitespace().filter(|word| !matches!(*word, "ms" | "s"));
     words.collect::<Vec<_>>().join(" ")
 }
 
-#[test]
-fn the_first_agent_of_the_readme_works_as_shown() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("node/ is in the workspace");
-    let readme = std::fs::read_to_string(root.join("README.md")).expect("there is a README");
-    let commands = commands(&readme);
-    assert!(commands.len() >= 6, "the section has lost its commands: {}", commands.len());
-
-    let home = tempfile::tempdir().expect("a temporary folder");
-    let _dev = Dev::start(home.path());
-    // Job control, as in the shell of the person who reads: `kill %1` is one of the commands.
-    let mut script = String::from("set -m\nexec 2>&1\n");
-    for (command, _) in &commands {
-        script.push_str(&format!("echo '{MARK}'\n{command}\n"));
+/// Of a made id, such as `t_01M8QZ54NGKYF0ZMEPNPG9MQYC`, its letter is left.
+fn without_ulid(word: &str) -> String {
+    let is_made = |rest: &str| {
+        rest.len() >= 26 && rest.bytes().take(26).all(|b| b.is_ascii_digit() || b.is_ascii_uppercase())
+    };
+    match word.split_once('_') {
+        Some((before, rest)) if is_made(rest) => format!("{before}_ULID{}", &rest[26..]),
+        _ => word.to_string(),
     }
+}
+
+/// The shell's own notices about its jobs, as in `[1]+  Done …`, are not ours.
+fn is_ours(line: &str) -> bool {
+    let of_a_job = line.strip_prefix('[').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    !of_a_job && !line.starts_with("bash: line ")
+}
+
+/// A port for clients whose neighbour, for peers, is free as well.
+fn free_port() -> u16 {
+    loop {
+        let client = UdpSocket::bind("127.0.0.1:0").expect("loopback has free ports");
+        let port = client.local_addr().expect("it is bound").port();
+        if port < u16::MAX && UdpSocket::bind(("127.0.0.1", port + 1)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// What depends on the machine of who reads: ports may be taken, and a process id is another one.
+fn here(command: &str) -> String {
+    if command.strip_prefix("kill -9 ").is_some_and(|pid| pid.bytes().all(|b| b.is_ascii_digit())) {
+        return format!("kill -9 $({LEADER_PID})");
+    }
+    let mut command = command.to_string();
+    for port in ["8481", "8491", "8501"] {
+        command = command.replace(&format!("127.0.0.1:{port}"), &format!("127.0.0.1:{}", free_port()));
+    }
+    command
+}
+
+#[test]
+fn the_commands_of_the_readme_work_as_shown() {
+    let readme = readme();
+    let home = tempfile::tempdir().expect("a temporary folder");
+    let home = home.path();
+    let _dev = Dev::start(&home.join(".agent-reach"));
     let bin = Path::new(env!("CARGO_BIN_EXE_agent-reach")).parent().expect("it is in a folder");
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
-    let output = Command::new("bash")
-        .args(["-c", &script])
-        .current_dir(root)
-        .env("AGENT_REACH_HOME", home.path())
-        .env("PATH", path)
-        .output()
-        .expect("there is a bash");
-    let printed = String::from_utf8_lossy(&output.stdout);
-    let printed: Vec<&str> = printed.split(&format!("{MARK}\n")).skip(1).collect();
-    assert_eq!(printed.len(), commands.len());
-    for ((command, shown), printed) in commands.iter().zip(printed) {
-        let shown: Vec<String> = shown.iter().map(|line| comparable(line)).collect();
-        // The shell's own notices about its jobs ("[1]+  Done …") are not ours.
-        let ours = printed.lines().filter(|line| !line.starts_with("[1]"));
-        let real: Vec<String> = ours.map(comparable).collect();
-        assert_eq!(shown, real, "{command}\nprinted:\n{printed}");
+    for section in SECTIONS {
+        let commands = commands(&readme, section);
+        assert!(commands.len() >= 4, "the section {section} has lost its commands: {}", commands.len());
+        // Job control, as in the shell of the person who reads: `kill %1` is one of the commands.
+        let mut script = String::from("set -m\ntrap 'kill $(jobs -p) 2>/dev/null' EXIT\nexec 2>&1\n");
+        for (command, _) in &commands {
+            script.push_str(&format!("echo '{MARK}'\n{}\n", here(command)));
+        }
+        let output = Command::new("bash")
+            .args(["-c", &script])
+            .current_dir(root())
+            .env("HOME", home)
+            .env_remove("AGENT_REACH_HOME")
+            .env("PATH", &path)
+            .output()
+            .expect("there is a bash");
+        let printed =
+            String::from_utf8_lossy(&output.stdout).replace(&home.display().to_string(), "/home/you");
+        let printed: Vec<&str> = printed.split(&format!("{MARK}\n")).skip(1).collect();
+        assert_eq!(printed.len(), commands.len(), "{section}: {printed:?}");
+        for ((command, shown), printed) in commands.iter().zip(printed) {
+            let shown: Vec<String> = shown.iter().map(|line| comparable(line)).collect();
+            let real: Vec<String> = printed.lines().filter(|line| is_ours(line)).map(comparable).collect();
+            assert_eq!(shown, real, "{section}: {command}\nprinted:\n{printed}");
+        }
     }
+}
+
+/// The example is compiled with the tests of its crate.
+#[test]
+fn the_rust_of_the_readme_stands_in_the_example() {
+    let readme = readme();
+    let block = readme.split_once("\n```rust\n").expect("the README shows some Rust").1;
+    let block = block.split_once("\n```").expect("the block ends").0;
+    let example = std::fs::read_to_string(root().join("client/examples/word_count.rs")).expect("there it is");
+    let indented: Vec<String> = block.lines().map(|line| format!("    {line}")).collect();
+    assert!(block.lines().count() > 5 && example.contains(&indented.join("\n")), "{block}");
 }

@@ -66,13 +66,14 @@ impl Connection {
         if options.endpoints.is_empty() {
             return Err(Error::Invalid("endpoints is empty: name at least one host:port".into()));
         }
+        let addresses = Addresses::of(&options.endpoints);
         let endpoint = Endpoint::client(Door::Client, &options.credentials, options.transport.clone())?;
         let closing = CancellationToken::new();
-        let (state_tx, state) = watch::channel(State::Down(Misses::default()));
+        let (state_tx, state) = watch::channel(State::Down(Misses::of(&addresses)));
         let (beat, beats) = watch::channel(None);
         let welcome = Arc::new(Mutex::new(None));
         let supervisor = Supervisor {
-            addresses: Addresses::of(&options.endpoints),
+            addresses,
             options: options.clone(),
             endpoint,
             state: state_tx,
@@ -367,7 +368,7 @@ impl Supervisor {
     async fn keep_up(&mut self) {
         let mut pauses = self.options.pauses();
         let mut failures = 0;
-        let mut misses = Misses::default();
+        let mut misses = Misses::of(&self.addresses);
         for generation in 1.. {
             match self.dial(generation, &mut misses).await {
                 Some((address, link, incoming)) => {
@@ -384,8 +385,8 @@ impl Supervisor {
                         pauses = self.options.pauses();
                         failures = 0;
                     }
-                    misses = Misses::default();
-                    misses.set(address, Miss::passing(reason), self.addresses.len());
+                    misses = Misses::of(&self.addresses);
+                    misses.set(address, Miss::passing(reason));
                     self.state.send_replace(State::Down(misses.clone()));
                     failures += 1;
                 }
@@ -423,7 +424,7 @@ impl Supervisor {
                     Ok((link, incoming)) => return Some((address, link, incoming)),
                     Err(miss) => {
                         debug!(address, reason = miss.reason, "not connected");
-                        misses.set(address, miss, self.addresses.len());
+                        misses.set(address, miss);
                         self.state.send_replace(State::Down(misses.clone()));
                     }
                 },
@@ -434,25 +435,25 @@ impl Supervisor {
     }
 }
 
-/// Why there is no link: what each address last came to since there was one.
-#[derive(Clone, Default)]
-pub(crate) struct Misses {
-    each: BTreeMap<String, Miss>,
-    addresses: usize,
-}
+/// Why there is no link: what each address last came to since there was one, if anything.
+#[derive(Clone)]
+pub(crate) struct Misses(BTreeMap<String, Option<Miss>>);
 
 impl Misses {
-    fn set(&mut self, address: String, miss: Miss, addresses: usize) {
-        self.each.insert(address, miss);
-        self.addresses = addresses;
+    fn of(addresses: &Addresses) -> Self {
+        Self(addresses.all.iter().map(|address| (address.clone(), None)).collect())
+    }
+
+    fn set(&mut self, address: String, miss: Miss) {
+        self.0.insert(address, Some(miss));
     }
 
     fn any_refused(&self) -> bool {
-        self.each.values().any(|miss| miss.refused)
+        self.0.values().flatten().any(|miss| miss.refused)
     }
 
     fn all_refused(&self) -> bool {
-        self.addresses > 0 && self.each.len() == self.addresses && self.each.values().all(|miss| miss.refused)
+        self.0.values().all(|miss| miss.as_ref().is_some_and(|miss| miss.refused))
     }
 }
 
@@ -460,14 +461,12 @@ impl Misses {
 impl fmt::Display for Misses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut by_reason: Vec<(&str, Vec<&str>)> = Vec::new();
-        for (address, miss) in &self.each {
-            match by_reason.iter_mut().find(|(reason, _)| *reason == miss.reason) {
+        for (address, miss) in &self.0 {
+            let reason = miss.as_ref().map_or("no answer yet", |miss| &miss.reason);
+            match by_reason.iter_mut().find(|(known, _)| *known == reason) {
                 Some((_, addresses)) => addresses.push(address),
-                None => by_reason.push((&miss.reason, vec![address])),
+                None => by_reason.push((reason, vec![address])),
             }
-        }
-        if by_reason.is_empty() {
-            return f.write_str("no node has answered yet");
         }
         let parts = by_reason.iter().map(|(reason, addresses)| format!("{}: {reason}", addresses.join(", ")));
         f.write_str(&parts.collect::<Vec<_>>().join("; "))
@@ -523,14 +522,19 @@ mod tests {
 
     #[test]
     fn every_node_is_named_with_its_reason() {
-        let mut misses = Misses::default();
-        misses.set("a:1".into(), Miss::passing("no answer in time"), 3);
-        misses.set("b:1".into(), Miss { reason: "that is no port for clients".into(), refused: true }, 3);
+        let addresses = Addresses::of(&["a:1".into(), "b:1".into(), "c:1".into(), "d:1".into()]);
+        let mut misses = Misses::of(&addresses);
+        misses.set("a:1".into(), Miss::passing("no answer in time"));
+        misses.set("b:1".into(), Miss { reason: "that is no port for clients".into(), refused: true });
+        misses.set("c:1".into(), Miss::passing("no answer in time"));
         assert!(misses.any_refused() && !misses.all_refused());
-        misses.set("c:1".into(), Miss::passing("no answer in time"), 3);
-        let text = "a:1, c:1: no answer in time; b:1: that is no port for clients";
+        let text = "a:1, c:1: no answer in time; b:1: that is no port for clients; d:1: no answer yet";
         assert_eq!(misses.to_string(), text);
-        assert!(!misses.all_refused());
+        for address in addresses.all {
+            assert!(!misses.all_refused());
+            misses.set(address, Miss { reason: "no".into(), refused: true });
+        }
+        assert!(misses.all_refused());
     }
 
     #[test]

@@ -122,7 +122,13 @@ impl Given {
                 Self::Envelope { envelope: Box::new(envelope(send)?), detach: send.detach }
             }
             Command::Agents(AgentsCommand::Register { file }) => {
-                Self::Registration(Box::new(reach_protocol::envelope::from_json(&read(file)?)?))
+                let text = read(file)?;
+                let registration =
+                    reach_protocol::envelope::from_json(&text).map_err(|error: ErrorReply| ErrorReply {
+                        message: format!("{}: {}", file.display(), error.message),
+                        ..error
+                    })?;
+                Self::Registration(Box::new(registration))
             }
             Command::Rules(RulesCommand::Apply { file, expect }) => {
                 let text = read(file)?;

@@ -94,7 +94,7 @@ fn what_is_given_is_checked_before_any_node_is_asked() {
         ("send --to a --payload @DIR/none", 3, "can't be read"),
         ("send --to a --payload 1 --expire-in 31d", 2, "'--expire-in <TIME>': the most is 30d"),
         ("send --to a --payload 1 --expire-in 0s", 2, "'--expire-in <TIME>': the least is 1ms"),
-        ("agents register DIR/bad", 3, "line 1"),
+        ("agents register DIR/bad", 3, "bad: "),
         ("rules apply DIR/bad", 3, "line 1"),
         ("rules apply DIR/none", 2, "can't be read"),
     ] {

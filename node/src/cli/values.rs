@@ -124,7 +124,8 @@ impl Content {
         // The reason is about the form alone ("expected value at line 1 column 1").
         Json::parse(&text).map_err(|error| {
             let message = format!(
-                "the payload is not JSON ({error}): give a JSON value, @FILE, or @- for standard input"
+                "the payload is not JSON ({error}): give a JSON value (a text in double quotes, '\"…\"'), @FILE, or @- \
+                 for standard input"
             );
             ErrorReply::invalid("payload", message)
         })

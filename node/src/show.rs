@@ -263,7 +263,8 @@ pub fn message(view: &MessageView) -> Shown {
     ];
     match &record.state {
         MessageState::Pending { reason } => {
-            rows.push(vec!["waits because".into(), reason.as_str().replace('_', " ")])
+            let why = why_it_waits(record).map_or(reason.as_str().replace('_', " "), str::to_string);
+            rows.push(vec!["waits because".into(), why])
         }
         MessageState::Completed { outcome, .. } => {
             rows.push(vec!["excerpt".into(), outcome.excerpt.clone()]);

@@ -70,13 +70,13 @@ impl Shared {
         envelope
             .and_then(|envelope| envelope.payload)
             .map(Answer::Body)
-            .ok_or_else(|| not_found("payload", msg_id))
+            .ok_or_else(|| not_found("payload for ", msg_id))
     }
 
     pub fn read_result(&self, principal: &Principal, msg_id: &MsgId) -> Result<Answer, ErrorReply> {
         self.visible(principal, msg_id)?;
         let result = self.replica.tables().result(msg_id).map_err(|error| self.damaged(&error))?;
-        result.map(Answer::Body).ok_or_else(|| not_found("result", msg_id))
+        result.map(Answer::Body).ok_or_else(|| not_found("result for ", msg_id))
     }
 
     pub fn read_trace(&self, principal: &Principal, trace_id: &TraceId) -> Result<Answer, ErrorReply> {
@@ -203,7 +203,7 @@ impl Shared {
     /// The message, if it exists and this identity has to do with it.
     fn visible(&self, principal: &Principal, msg_id: &MsgId) -> Result<Arc<MessageRecord>, ErrorReply> {
         let record = self.replica.tables().message(msg_id).map_err(|error| self.damaged(&error))?;
-        let record = record.ok_or_else(|| not_found("message", msg_id))?;
+        let record = record.ok_or_else(|| not_found("message ", msg_id))?;
         if self.may_see(principal, &record) {
             Ok(record)
         } else {
@@ -235,5 +235,5 @@ fn page(limit: u32) -> usize {
 }
 
 fn not_found(what: &str, msg_id: &MsgId) -> ErrorReply {
-    ErrorReply::new(Code::NotFound, format!("no {what} for {msg_id}")).with_msg_id(msg_id)
+    ErrorReply::new(Code::NotFound, format!("no {what}{msg_id}")).with_msg_id(msg_id)
 }

@@ -1,0 +1,297 @@
+//! `reach-bench`: `run` measures side by side, `drive` loads any cluster.
+
+use std::{fs, path::PathBuf, process::ExitCode, time::Duration};
+
+use anyhow::Context as _;
+use clap::{Args, Parser, Subcommand};
+use reach_bench::{
+    failover,
+    host::Host,
+    idle,
+    load::Load,
+    report::{self, Measured, Ratio, Report, Settings},
+    side_by_side::{Cell, Plan, Row, Via},
+    system::{Acks, Programs, SERVERS, System, Target, Work},
+};
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "reach-bench",
+    version,
+    about = "The same work against Agent-Reach and its rivals, side by side"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Everything: the work, the failover, the idle clusters, ratios and bars.
+    Run(Run),
+    /// Only `kill -9` of the leader.
+    Failover(SideBySide),
+    /// Only what idle clusters cost.
+    Idle(SideBySide),
+    /// The work against a cluster that runs already.
+    Drive(Drive),
+}
+
+#[derive(Debug, Args)]
+struct Run {
+    #[command(flatten)]
+    side_by_side: SideBySide,
+    #[command(flatten)]
+    work: WorkOptions,
+    /// Which server the load is connected to.
+    #[arg(long, value_enum, default_value = "leader")]
+    via: Via,
+    /// Leave out the failover and the idle clusters.
+    #[arg(long)]
+    work_only: bool,
+}
+
+#[derive(Debug, Args)]
+struct SideBySide {
+    #[arg(long, value_enum, value_delimiter = ',', default_values = ["ours", "jetstream-always", "jetstream-default", "etcd"])]
+    systems: Vec<System>,
+    /// Default: beside this program.
+    #[arg(long)]
+    agent_reach: Option<PathBuf>,
+    #[arg(long, env = "NATS_SERVER", default_value = "nats-server")]
+    nats_server: PathBuf,
+    #[arg(long, env = "ETCD", default_value = "etcd")]
+    etcd: PathBuf,
+    /// Where servers keep their data, on a real disk; removed afterwards. Default: the folder for
+    /// temporary files.
+    #[arg(long)]
+    data: Option<PathBuf>,
+    /// Whether JetStream's workers wait until their acknowledgements are confirmed.
+    #[arg(long, value_enum, default_value = "confirmed")]
+    acks: Acks,
+    /// How often the leader is killed, for each system.
+    #[arg(long, default_value_t = 5)]
+    kills: usize,
+    /// Seconds that an idle cluster settles, and is then watched.
+    #[arg(long, default_value_t = 10)]
+    idle_secs: u64,
+    /// Write everything that was found out.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Args)]
+struct WorkOptions {
+    #[arg(long, value_enum, value_delimiter = ',', default_values = ["submit", "worked", "round-trip"])]
+    work: Vec<Work>,
+    /// Operations under way at a time.
+    #[arg(long, value_delimiter = ',', default_values = ["1", "64", "256"])]
+    in_flight: Vec<usize>,
+    /// Bytes of a message's content.
+    #[arg(long, value_delimiter = ',', default_values = ["256", "1024"])]
+    size: Vec<usize>,
+    /// Seconds that count, of each repetition.
+    #[arg(long, default_value_t = 5.0)]
+    secs: f64,
+    /// Seconds before them that don't.
+    #[arg(long, default_value_t = 2.0)]
+    warm_up: f64,
+    #[arg(long, default_value_t = 3)]
+    reps: usize,
+}
+
+#[derive(Debug, Args)]
+struct Drive {
+    /// A context folder: `~/.agent-reach/contexts/dev`, or a cluster's `admin` folder.
+    #[arg(long)]
+    context: PathBuf,
+    #[command(flatten)]
+    work: WorkOptions,
+    /// The nodes' processes, when they run on this machine: for CPU and memory.
+    #[arg(long, value_delimiter = ',')]
+    pids: Vec<u32>,
+    /// Where the load's agent keeps its inbox.
+    #[arg(long)]
+    data: Option<PathBuf>,
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let work = async {
+        match Cli::parse().command {
+            Command::Run(options) => run(options).await,
+            Command::Failover(options) => part(options, Part::Failover).await,
+            Command::Idle(options) => part(options, Part::Idle).await,
+            Command::Drive(options) => drive(options).await,
+        }
+    };
+    let ended = tokio::select! {
+        ended = work => ended,
+        // Dropping the work ends the servers and removes their data.
+        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+    };
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("reach-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    Failover,
+    Idle,
+}
+
+/// Resolves what was asked for, and says what is measured on what.
+fn plan(options: &SideBySide, work: Option<&WorkOptions>, via: Via) -> anyhow::Result<(Plan, Report)> {
+    let beside = || Ok::<_, anyhow::Error>(std::env::current_exe()?.with_file_name("agent-reach"));
+    let programs = Programs {
+        agent_reach: options.agent_reach.clone().map_or_else(beside, Ok)?,
+        nats_server: options.nats_server.clone(),
+        etcd: options.etcd.clone(),
+    };
+    let data = options.data.clone().unwrap_or_else(std::env::temp_dir);
+    let host = Host::of(&data);
+    println!("{host}");
+    for doubt in host.doubts() {
+        println!("! {doubt}");
+    }
+    let (mut systems, mut left_out) = (Vec::new(), Vec::new());
+    for system in &options.systems {
+        match system.version(&programs) {
+            Ok(version) => {
+                println!("  {:<18} {version}", system.name());
+                systems.push(Measured { system: *system, version });
+            }
+            Err(error) => {
+                println!("  {:<18} left out: {error:#}", system.name());
+                left_out.push((*system, format!("{error:#}")));
+            }
+        }
+    }
+    anyhow::ensure!(!systems.is_empty(), "none of the systems can be started");
+    let seconds = |value: fn(&WorkOptions) -> f64| work.map(value).unwrap_or_default();
+    let plan = Plan {
+        systems: systems.iter().map(|measured| measured.system).collect(),
+        works: work.map(|work| work.work.clone()).unwrap_or_default(),
+        in_flight: work.map(|work| work.in_flight.clone()).unwrap_or_default(),
+        sizes: work.map(|work| work.size.clone()).unwrap_or_default(),
+        warm_up: Duration::try_from_secs_f64(seconds(|work| work.warm_up))?,
+        counted: Duration::try_from_secs_f64(seconds(|work| work.secs))?,
+        repetitions: work.map_or(0, |work| work.reps),
+        via,
+        acks: options.acks,
+        programs,
+        data,
+    };
+    let settings = Settings {
+        servers: SERVERS,
+        warm_up_s: plan.warm_up.as_secs_f64(),
+        counted_s: plan.counted.as_secs_f64(),
+        repetitions: plan.repetitions,
+        via,
+        acks: options.acks,
+    };
+    let report = Report {
+        host,
+        systems,
+        left_out,
+        settings,
+        rows: Vec::new(),
+        ratios: Vec::new(),
+        failover: Vec::new(),
+        idle: Vec::new(),
+        bars: Vec::new(),
+    };
+    Ok((plan, report))
+}
+
+async fn run(options: Run) -> anyhow::Result<()> {
+    let side_by_side = &options.side_by_side;
+    let (plan, mut report) = plan(side_by_side, Some(&options.work), options.via)?;
+    let each = plan.warm_up + plan.counted;
+    println!(
+        "{} measurements of {each:?}, every one on a cluster of its own; median (range) of {}",
+        plan.measurements(),
+        plan.repetitions
+    );
+    report.rows = plan.run(|row| print!("{}", report::row(row))).await?;
+    if !options.work_only {
+        report.failover = failover(&plan, side_by_side).await?;
+        report.idle = idle(&plan, side_by_side).await?;
+    }
+    finish(report, side_by_side.json.as_deref())
+}
+
+async fn part(options: SideBySide, part: Part) -> anyhow::Result<()> {
+    let (plan, mut report) = plan(&options, None, Via::Leader)?;
+    match part {
+        Part::Failover => report.failover = failover(&plan, &options).await?,
+        Part::Idle => report.idle = idle(&plan, &options).await?,
+    }
+    finish(report, options.json.as_deref())
+}
+
+async fn failover(plan: &Plan, options: &SideBySide) -> anyhow::Result<Vec<failover::Failover>> {
+    let found = failover::measure(plan, options.kills).await?;
+    print!("{}", report::failovers(&found));
+    Ok(found)
+}
+
+async fn idle(plan: &Plan, options: &SideBySide) -> anyhow::Result<Vec<idle::Idle>> {
+    let found = idle::measure(plan, Duration::from_secs(options.idle_secs)).await?;
+    print!("{}", report::idles(&found));
+    Ok(found)
+}
+
+fn finish(mut report: Report, json: Option<&std::path::Path>) -> anyhow::Result<()> {
+    report.ratios = report.rows.iter().flat_map(report::ratios).collect::<Vec<Ratio>>();
+    report.bars = report::bars(&report.rows, &report.ratios, &report.failover, &report.idle);
+    if !report.bars.is_empty() {
+        print!("{}", report::judged(&report.bars));
+    }
+    write_json(&report, json)
+}
+
+fn write_json(value: &impl serde::Serialize, path: Option<&std::path::Path>) -> anyhow::Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let text = serde_json::to_string_pretty(value)?;
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+async fn drive(options: Drive) -> anyhow::Result<()> {
+    let Drive { context, work, pids, data, json } = options;
+    let inboxes = tempfile::tempdir_in(data.unwrap_or_else(std::env::temp_dir))?;
+    let target = Target { context, inboxes: inboxes.path().to_owned() };
+    let view = target.view().await?;
+    println!("cluster {} · {} nodes · term {}", view.cluster, view.nodes.len(), view.term);
+    let mut rows = Vec::new();
+    for kind in &work.work {
+        for size in &work.size {
+            for in_flight in &work.in_flight {
+                let load = Load {
+                    in_flight: *in_flight,
+                    warm_up: Duration::try_from_secs_f64(work.warm_up)?,
+                    counted: Duration::try_from_secs_f64(work.secs)?,
+                };
+                let mut windows = Vec::new();
+                for _ in 0..work.reps {
+                    let worker = target.prepare(*kind, *in_flight).await?;
+                    let ask = target.asker(*kind, *size, None).await?;
+                    let worked = (*kind == Work::Worked).then_some(&*worker.done);
+                    windows.push(load.run(&ask, &pids, worked).await?);
+                }
+                let cells = Cell::of(System::Ours, &windows).into_iter().collect();
+                let row = Row { work: *kind, size: *size, in_flight: *in_flight, cells };
+                print!("{}", report::row(&row));
+                rows.push(row);
+            }
+        }
+    }
+    write_json(&rows, json.as_deref())
+}

@@ -79,10 +79,11 @@ done
 # folder the one would run what was built from the other. The libraries that both use stay.
 built_from=$CARGO_TARGET_DIR/built-from
 if [ "$(cat "$built_from" 2>/dev/null || true)" != "$PWD" ]; then
-    if [ -d "$CARGO_TARGET_DIR/debug" ]; then
-        echo "setup: the last build was of another checkout; this one's own crates are built anew" >&2
-        cargo clean --quiet --workspace
-    fi
+    for profile in dev release; do
+        [ -d "$CARGO_TARGET_DIR/${profile/dev/debug}" ] || continue
+        echo "setup: the last $profile build was of another checkout; this one's own crates are built anew" >&2
+        cargo clean --quiet --workspace --profile $profile
+    done
     mkdir -p "$CARGO_TARGET_DIR"
     printf '%s\n' "$PWD" > "$built_from"
 fi

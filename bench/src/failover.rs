@@ -16,7 +16,7 @@ use crate::{
     load::Ask,
     side_by_side::Plan,
     statistics::Spread,
-    system::{Cluster, SERVERS, System, Work},
+    system::{Cluster, SERVERS, System, Via, Work},
 };
 
 /// Every client begins a write this often, whatever became of the ones before: what is measured is
@@ -58,7 +58,7 @@ pub async fn measure(plan: &Plan, repetitions: usize) -> anyhow::Result<Vec<Fail
 /// A cluster of its own each time, with a client at each of its servers.
 async fn once(plan: &Plan, system: System) -> anyhow::Result<Duration> {
     let mut cluster = Cluster::start(system, &plan.programs, &plan.data, plan.acks).await?;
-    let _worker = cluster.prepare(Work::Submit, 1).await?;
+    let _worker = cluster.prepare(Work::Submit, 1, Via::Leader).await?;
     let accepted: Arc<Mutex<Vec<Instant>>> = Arc::default();
     let mut clients = JoinSet::new();
     for server in 0..SERVERS {

@@ -10,7 +10,7 @@ use crate::{
     process,
     side_by_side::Plan,
     statistics::Spread,
-    system::{Cluster, System, Work},
+    system::{Cluster, System, Via, Work},
 };
 
 #[derive(Clone, Debug, Serialize)]
@@ -28,7 +28,7 @@ pub async fn measure(plan: &Plan, settle: Duration) -> anyhow::Result<Vec<Idle>>
     for system in &plan.systems {
         let cluster = Cluster::start(*system, &plan.programs, &plan.data, plan.acks).await?;
         // A stream for JetStream, an agent for us: a cluster that could be used.
-        let _worker = cluster.prepare(Work::Submit, 1).await?;
+        let _worker = cluster.prepare(Work::Submit, 1, Via::Leader).await?;
         sleep(settle).await;
         let pids = cluster.servers().pids();
         let (before, started) = (process::cpu(&pids)?, Instant::now());

@@ -48,6 +48,8 @@ pub struct Window {
     pub cpu_us: Option<f64>,
     /// Of the server that had the most.
     pub peak_mib: Option<f64>,
+    /// CPU of this process, clients and workers, for one operation, in microseconds.
+    pub load_cpu_us: f64,
     /// What workers finished beside the operations, where the work has such.
     pub worked_per_s: Option<f64>,
 }
@@ -65,13 +67,14 @@ impl Load {
             process::reset_peak(*pid)?;
         }
         let worked_before = worked.map(|worked| worked.load(Ordering::Relaxed));
-        let cpu_before = process::cpu(pids)?;
+        let this = [std::process::id()];
+        let (cpu_before, load_before) = (process::cpu(pids)?, process::cpu(&this)?);
         let started = Instant::now();
         phase.store(COUNTED, Ordering::SeqCst);
         sleep(self.counted).await;
         phase.store(OVER, Ordering::SeqCst);
         let took = started.elapsed();
-        let cpu = process::cpu(pids)? - cpu_before;
+        let (cpu, load_cpu) = (process::cpu(pids)? - cpu_before, process::cpu(&this)? - load_before);
         let worked_after = worked.map(|worked| worked.load(Ordering::Relaxed));
         let peaks = pids.iter().map(|pid| process::memory(*pid).map(|memory| memory.peak));
         let peak_mib = peaks.collect::<anyhow::Result<Vec<_>>>()?.into_iter().reduce(f64::max);
@@ -85,6 +88,7 @@ impl Load {
         let operations = times.len();
         anyhow::ensure!(operations > 0, "not one operation was confirmed within {took:?}");
         let at = |quantile: f64| times.value_at_quantile(quantile) as f64 / 1e3;
+        let each_us = |cpu: Duration| cpu.as_secs_f64() * 1e6 / operations as f64;
         let per_s = |count: u64| count as f64 / took.as_secs_f64();
         Ok(Window {
             operations,
@@ -92,8 +96,9 @@ impl Load {
             p50_ms: at(0.5),
             p99_ms: at(0.99),
             p999_ms: at(0.999),
-            cpu_us: (!pids.is_empty()).then(|| cpu.as_secs_f64() * 1e6 / operations as f64),
+            cpu_us: (!pids.is_empty()).then(|| each_us(cpu)),
             peak_mib,
+            load_cpu_us: each_us(load_cpu),
             worked_per_s: worked_before.zip(worked_after).map(|(before, after)| per_s(after - before)),
         })
     }

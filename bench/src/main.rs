@@ -10,9 +10,13 @@ use reach_bench::{
     idle,
     load::Load,
     report::{self, Measured, Ratio, Report, Settings},
-    side_by_side::{Cell, Plan, Row, Via},
-    system::{Acks, Programs, SERVERS, System, Target, Work},
+    side_by_side::{Cell, Plan, Row},
+    system::{Acks, Programs, SERVERS, System, Target, Via, Work},
 };
+use tokio::signal::unix::{SignalKind, signal};
+
+/// How long what `drive` has submitted may outlive the measurement.
+const LEFT_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Parser)]
 #[command(
@@ -130,7 +134,7 @@ async fn main() -> ExitCode {
     let ended = tokio::select! {
         ended = work => ended,
         // Dropping the work ends the servers and removes their data.
-        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+        signal = asked_to_stop() => Err(anyhow::anyhow!("stopped by {signal}")),
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
@@ -138,6 +142,20 @@ async fn main() -> ExitCode {
             eprintln!("reach-bench: {error:#}");
             ExitCode::FAILURE
         }
+    }
+}
+
+async fn asked_to_stop() -> &'static str {
+    let terminated = async {
+        match signal(SignalKind::terminate()) {
+            Ok(mut terminate) => terminate.recv().await,
+            // Without it there is still Ctrl-C.
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        _ = terminated => "SIGTERM",
+        _ = tokio::signal::ctrl_c() => "Ctrl-C",
     }
 }
 
@@ -220,12 +238,17 @@ async fn run(options: Run) -> anyhow::Result<()> {
         plan.measurements(),
         plan.repetitions
     );
-    report.rows = plan.run(|row| print!("{}", report::row(row))).await?;
-    if !options.work_only {
-        report.failover = failover(&plan, side_by_side).await?;
-        report.idle = idle(&plan, side_by_side).await?;
-    }
-    finish(report, side_by_side.json.as_deref())
+    report.rows = plan.run(|row| print!("{}", report::row(row))).await;
+    let parts = async {
+        if !options.work_only {
+            report.failover = failover(&plan, side_by_side).await?;
+            report.idle = idle(&plan, side_by_side).await?;
+        }
+        Ok(())
+    };
+    // What was measured is said and written, whatever became of the rest.
+    let parts = parts.await;
+    finish(report, side_by_side.json.as_deref()).and(parts)
 }
 
 async fn part(options: SideBySide, part: Part) -> anyhow::Result<()> {
@@ -255,7 +278,10 @@ fn finish(mut report: Report, json: Option<&std::path::Path>) -> anyhow::Result<
     if !report.bars.is_empty() {
         print!("{}", report::judged(&report.bars));
     }
-    write_json(&report, json)
+    write_json(&report, json)?;
+    let failed: usize = report.rows.iter().map(|row| row.failed.len()).sum();
+    anyhow::ensure!(failed == 0, "{failed} could not be measured; FAILED above says why");
+    Ok(())
 }
 
 fn write_json(value: &impl serde::Serialize, path: Option<&std::path::Path>) -> anyhow::Result<()> {
@@ -267,27 +293,27 @@ fn write_json(value: &impl serde::Serialize, path: Option<&std::path::Path>) -> 
 async fn drive(options: Drive) -> anyhow::Result<()> {
     let Drive { context, work, pids, data, json } = options;
     let inboxes = tempfile::tempdir_in(data.unwrap_or_else(std::env::temp_dir))?;
-    let target = Target { context, inboxes: inboxes.path().to_owned() };
+    let (warm_up, counted) =
+        (Duration::try_from_secs_f64(work.warm_up)?, Duration::try_from_secs_f64(work.secs)?);
+    // The cluster is somebody's: what nobody takes goes soon.
+    let expires_in = warm_up + counted + LEFT_MAX;
+    let target = Target { context, inboxes: inboxes.path().to_owned(), expires_in };
     let view = target.view().await?;
     println!("cluster {} · {} nodes · term {}", view.cluster, view.nodes.len(), view.term);
     let mut rows = Vec::new();
     for kind in &work.work {
         for size in &work.size {
             for in_flight in &work.in_flight {
-                let load = Load {
-                    in_flight: *in_flight,
-                    warm_up: Duration::try_from_secs_f64(work.warm_up)?,
-                    counted: Duration::try_from_secs_f64(work.secs)?,
-                };
+                let load = Load { in_flight: *in_flight, warm_up, counted };
                 let mut windows = Vec::new();
                 for _ in 0..work.reps {
-                    let worker = target.prepare(*kind, *in_flight).await?;
+                    let worker = target.prepare(*kind, *in_flight, None).await?;
                     let ask = target.asker(*kind, *size, None).await?;
                     let worked = (*kind == Work::Worked).then_some(&*worker.done);
                     windows.push(load.run(&ask, &pids, worked).await?);
                 }
                 let cells = Cell::of(System::Ours, &windows).into_iter().collect();
-                let row = Row { work: *kind, size: *size, in_flight: *in_flight, cells };
+                let row = Row { work: *kind, size: *size, in_flight: *in_flight, cells, failed: Vec::new() };
                 print!("{}", report::row(&row));
                 rows.push(row);
             }

@@ -42,7 +42,7 @@ impl Servers {
             .stdout(log.try_clone()?)
             .stderr(log)
             .spawn()
-            .with_context(|| format!("cannot start {}", program.display()))?;
+            .with_context(|| format!("cannot start {} (with setpriv, of util-linux)", program.display()))?;
         self.children.push(Some(child));
         Ok(())
     }

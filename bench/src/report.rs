@@ -8,7 +8,7 @@ use crate::{
     failover::Failover,
     host::Host,
     idle::Idle,
-    side_by_side::{Cell, Row},
+    side_by_side::{Cell, Failed, Row},
     statistics::Spread,
     system::{System, Work},
 };
@@ -40,7 +40,7 @@ pub struct Settings {
     pub warm_up_s: f64,
     pub counted_s: f64,
     pub repetitions: usize,
-    pub via: crate::side_by_side::Via,
+    pub via: crate::system::Via,
     pub acks: crate::system::Acks,
 }
 
@@ -143,7 +143,17 @@ pub fn row(row: &Row) -> String {
     let mut text = format!("\n{} · {size} B · {in_flight} in flight\n", work.name());
     table(
         &mut text,
-        ["", "per s", "p50 ms", "p99 ms", "p99.9 ms", "server CPU µs", "peak MiB", "worked per s"],
+        [
+            "",
+            "per s",
+            "p50 ms",
+            "p99 ms",
+            "p99.9 ms",
+            "server CPU µs",
+            "peak MiB",
+            "load CPU µs",
+            "worked per s",
+        ],
     );
     for cell in &row.cells {
         let or_dash = |spread: &Option<Spread>| spread.as_ref().map_or("–".into(), Spread::to_string);
@@ -155,9 +165,13 @@ pub fn row(row: &Row) -> String {
             cell.p999_ms.to_string(),
             or_dash(&cell.cpu_us),
             or_dash(&cell.peak_mib),
+            or_dash(&cell.load_cpu_us),
             or_dash(&cell.worked_per_s),
         ];
         table(&mut text, columns.each_ref().map(String::as_str));
+    }
+    for Failed { system, reason } in &row.failed {
+        writeln!(text, "  {:<18}  FAILED: {reason}", system.name()).expect("a string takes all");
     }
     for ratio in ratios(row) {
         let cpu = ratio.cpu.map(|cpu| format!(" · CPU × {cpu}")).unwrap_or_default();
@@ -200,7 +214,7 @@ pub fn judged(bars: &[Bar]) -> String {
     text
 }
 
-fn table(text: &mut String, columns: [&str; 8]) {
+fn table(text: &mut String, columns: [&str; 9]) {
     let [name, rest @ ..] = columns;
     write!(text, "  {name:<18}").expect("a string takes all");
     for column in rest {
@@ -224,6 +238,7 @@ mod tests {
             p999_ms: 3.0 * p50_ms,
             cpu_us: Some(cpu_us),
             peak_mib: None,
+            load_cpu_us: 50.0,
             worked_per_s: None,
         }
     }
@@ -231,7 +246,7 @@ mod tests {
     fn row_of(work: Work, in_flight: usize, cells: &[(System, Window)]) -> Row {
         let cells =
             cells.iter().map(|(system, window)| Cell::of(*system, std::slice::from_ref(window)).unwrap());
-        Row { work, size: 256, in_flight, cells: cells.collect() }
+        Row { work, size: 256, in_flight, cells: cells.collect(), failed: Vec::new() }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::{
     load::{Load, Window},
     statistics::Spread,
-    system::{Acks, Cluster, Programs, SERVERS, System, Work},
+    system::{Acks, Cluster, Programs, System, Via, Work},
 };
 
 #[derive(Clone, Debug)]
@@ -28,14 +28,6 @@ pub struct Plan {
     pub data: PathBuf,
 }
 
-/// Which server the load is connected to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Via {
-    Leader,
-    Follower,
-}
-
 /// One row of a table: a kind of work, and what each system made of it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
@@ -43,6 +35,14 @@ pub struct Row {
     pub size: usize,
     pub in_flight: usize,
     pub cells: Vec<Cell>,
+    /// What could not be measured, and why: the other systems' figures stand.
+    pub failed: Vec<Failed>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Failed {
+    pub system: System,
+    pub reason: String,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -54,6 +54,7 @@ pub struct Cell {
     pub p999_ms: Spread,
     pub cpu_us: Option<Spread>,
     pub peak_mib: Option<Spread>,
+    pub load_cpu_us: Option<Spread>,
     pub worked_per_s: Option<Spread>,
 }
 
@@ -72,6 +73,7 @@ impl Cell {
             p999_ms: spread(|window| window.p999_ms)?,
             cpu_us: partly(|window| window.cpu_us),
             peak_mib: partly(|window| window.peak_mib),
+            load_cpu_us: spread(|window| window.load_cpu_us),
             worked_per_s: partly(|window| window.worked_per_s),
         })
     }
@@ -101,27 +103,31 @@ impl Plan {
     }
 
     /// Hands over each row as it is complete.
-    pub async fn run(&self, mut each: impl FnMut(&Row)) -> anyhow::Result<Vec<Row>> {
+    pub async fn run(&self, mut each: impl FnMut(&Row)) -> Vec<Row> {
         let mut rows = Vec::new();
         for (work, size, in_flight) in self.rows() {
             let systems: Vec<System> =
                 self.systems.iter().copied().filter(|system| system.does(work)).collect();
             let mut windows: Vec<Vec<Window>> = vec![Vec::new(); systems.len()];
+            let mut failed: Vec<Failed> = Vec::new();
             for _ in 0..self.repetitions {
                 for (system, windows) in systems.iter().zip(&mut windows) {
-                    let window = self.measure(*system, work, size, in_flight).await;
-                    windows.push(window.with_context(|| {
-                        format!("{}, {}, {size} B, {in_flight} in flight", system.name(), work.name())
-                    })?);
+                    if failed.iter().any(|failed| failed.system == *system) {
+                        continue;
+                    }
+                    match self.measure(*system, work, size, in_flight).await {
+                        Ok(window) => windows.push(window),
+                        Err(error) => failed.push(Failed { system: *system, reason: format!("{error:#}") }),
+                    }
                 }
             }
-            let cells = systems.iter().zip(&windows);
-            let cells = cells.filter_map(|(system, windows)| Cell::of(*system, windows)).collect();
-            let row = Row { work, size, in_flight, cells };
+            let whole = systems.iter().zip(&windows).filter(|(_, windows)| windows.len() == self.repetitions);
+            let cells = whole.filter_map(|(system, windows)| Cell::of(*system, windows)).collect();
+            let row = Row { work, size, in_flight, cells, failed };
             each(&row);
             rows.push(row);
         }
-        Ok(rows)
+        rows
     }
 
     async fn measure(
@@ -132,13 +138,9 @@ impl Plan {
         in_flight: usize,
     ) -> anyhow::Result<Window> {
         let mut cluster = Cluster::start(system, &self.programs, &self.data, self.acks).await?;
-        let worker = cluster.prepare(work, in_flight).await?;
+        let worker = cluster.prepare(work, in_flight, self.via).await?;
         let leader = cluster.leader().await?;
-        let server = match self.via {
-            Via::Leader => leader,
-            Via::Follower => (leader + 1) % SERVERS,
-        };
-        let ask = cluster.asker(work, size, server).await?;
+        let ask = cluster.asker(work, size, self.via.server(leader)).await?;
         let load = Load { in_flight, warm_up: self.warm_up, counted: self.counted };
         let worked = (work == Work::Worked).then_some(&*worker.done);
         let window = load.run(&ask, &cluster.servers().pids(), worked).await;

@@ -29,7 +29,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{ANSWER_MAX, Acks, POLL, READY_MAX, SERVERS, Work, Worker};
+use super::{ANSWER_MAX, Acks, POLL, READY_MAX, SERVERS, Via, Work, Worker};
 use crate::{
     load::Ask,
     process::{Servers, free_ports},
@@ -120,7 +120,7 @@ impl JetStream {
         Ok((client.clone(), context.build(client)))
     }
 
-    pub(super) async fn prepare(&self, work: Work) -> anyhow::Result<Worker> {
+    pub(super) async fn prepare(&self, work: Work, via: Via) -> anyhow::Result<Worker> {
         let (_, context) = self.connect(0).await?;
         let retention = match work {
             Work::Submit => RetentionPolicy::Limits,
@@ -133,8 +133,7 @@ impl JetStream {
         let done = Arc::new(AtomicU64::new(0));
         let mut running: Vec<Box<dyn std::any::Any + Send>> = Vec::new();
         if work != Work::Submit {
-            // Beside whoever leads the stream, as the asker is.
-            let (client, context) = self.connect(self.leader().await?).await?;
+            let (client, context) = self.connect(via.server(self.leader().await?)).await?;
             let requests = consumer(&context, REQUESTS).await?;
             let takes = Takes { client, acks: self.acks };
             let counted = done.clone();

@@ -64,6 +64,23 @@ pub enum Acks {
     Plain,
 }
 
+/// Which server the load is connected to, asker and worker alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Via {
+    Leader,
+    Follower,
+}
+
+impl Via {
+    pub fn server(self, leader: usize) -> usize {
+        match self {
+            Self::Leader => leader,
+            Self::Follower => (leader + 1) % SERVERS,
+        }
+    }
+}
+
 /// The programs that were found.
 #[derive(Clone, Debug)]
 pub struct Programs {
@@ -179,10 +196,13 @@ impl Cluster {
     }
 
     /// Makes what the work needs, and starts who takes it.
-    pub async fn prepare(&self, work: Work, in_flight: usize) -> anyhow::Result<Worker> {
+    pub async fn prepare(&self, work: Work, in_flight: usize, via: Via) -> anyhow::Result<Worker> {
         match &self.kind {
-            Kind::Ours(ours) => ours.target.prepare(work, in_flight).await,
-            Kind::JetStream(jetstream) => jetstream.prepare(work).await,
+            Kind::Ours(ours) => {
+                let server = via.server(ours.leader().await?);
+                ours.target.prepare(work, in_flight, Some(server)).await
+            }
+            Kind::JetStream(jetstream) => jetstream.prepare(work, via).await,
             Kind::Etcd(_) => Ok(Worker { done: Arc::default(), _running: Vec::new() }),
         }
     }

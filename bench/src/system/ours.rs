@@ -27,8 +27,7 @@ use crate::{
     process::{Servers, free_port_pairs},
 };
 
-/// How long a message lives that nobody takes. Its end costs work of its own, which a window must
-/// not see.
+/// For messages that nobody takes: the cluster is gone before.
 const EXPIRES_IN: Duration = Duration::from_secs(15 * 60);
 
 #[derive(Debug)]
@@ -51,7 +50,8 @@ impl Ours {
             let config = root.join(format!("n{i}/node.toml"));
             servers.spawn(program, &["node".into(), "--config".into(), config.display().to_string()])?;
         }
-        let target = Target { context: root.join("admin"), inboxes: servers.dir().join("inboxes") };
+        let inboxes = servers.dir().join("inboxes");
+        let target = Target { context: root.join("admin"), inboxes, expires_in: EXPIRES_IN };
         let ours = Self { servers, target };
         let client = ours.target.client(None, READY_MAX).await.with_context(|| ours.servers.logs())?;
         let deadline = Instant::now() + READY_MAX;
@@ -90,6 +90,9 @@ pub struct Target {
     pub context: PathBuf,
     /// Where agents of the load keep their inboxes.
     pub inboxes: PathBuf,
+    /// How long a message lives that nobody takes. Longer than a measurement: its end costs work of
+    /// its own.
+    pub expires_in: Duration,
 }
 
 impl Target {
@@ -97,10 +100,7 @@ impl Target {
     async fn client(&self, server: Option<usize>, within: Duration) -> anyhow::Result<Client> {
         let mut options = Options::from_context(&self.context)?;
         options.connect_timeout = within;
-        if let Some(server) = server {
-            options.endpoints = vec![options.endpoints.get(server).context("no such node")?.clone()];
-        }
-        Ok(Client::connect(options).await?)
+        Ok(Client::connect(through(options, server)?).await?)
     }
 
     pub async fn view(&self) -> anyhow::Result<ClusterView> {
@@ -130,7 +130,12 @@ impl Target {
     }
 
     /// Connects the agent that takes the messages of this work.
-    pub async fn prepare(&self, work: Work, in_flight: usize) -> anyhow::Result<Worker> {
+    pub async fn prepare(
+        &self,
+        work: Work,
+        in_flight: usize,
+        server: Option<usize>,
+    ) -> anyhow::Result<Worker> {
         let agent_id = AgentId::parse(agent_of(work))?;
         fs::create_dir_all(&self.inboxes)?;
         let inbox = tempfile::tempdir_in(&self.inboxes)?;
@@ -148,7 +153,7 @@ impl Target {
                 })
             }
         };
-        let running = builder.connect(self.agent_options(&agent_id)?).await?;
+        let running = builder.connect(through(self.agent_options(&agent_id)?, server)?).await?;
         // The agent first: its inbox is closed before the folder goes.
         Ok(Worker { done, _running: vec![Box::new(running), Box::new(inbox)] })
     }
@@ -157,12 +162,10 @@ impl Target {
         let client = self.client(server, READY_MAX).await?;
         let required = vec![Tag::parse(capability_of(work))?];
         let payload = payload(size);
+        let expires_in_ms = Some(self.expires_in.as_millis() as u64);
         Ok(Arc::new(move || {
             let client = client.clone();
-            let envelope = Envelope {
-                expires_in_ms: Some(EXPIRES_IN.as_millis() as u64),
-                ..Envelope::request(required.clone(), payload.clone())
-            };
+            let envelope = Envelope { expires_in_ms, ..Envelope::request(required.clone(), payload.clone()) };
             Box::pin(async move {
                 if work != Work::RoundTrip {
                     client.submit(envelope).await?;
@@ -174,6 +177,14 @@ impl Target {
             })
         }))
     }
+}
+
+/// Dials only the node of that position; others are learned from it, for when it is gone.
+fn through(mut options: Options, server: Option<usize>) -> anyhow::Result<Options> {
+    if let Some(server) = server {
+        options.endpoints = vec![options.endpoints.get(server).context("no such node")?.clone()];
+    }
+    Ok(options)
 }
 
 /// A JSON string that is `size` bytes long as it is sent.

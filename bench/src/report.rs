@@ -171,7 +171,8 @@ pub fn row(row: &Row) -> String {
         table(&mut text, columns.each_ref().map(String::as_str));
     }
     for Failed { system, reason } in &row.failed {
-        writeln!(text, "  {:<18}  FAILED: {reason}", system.name()).expect("a string takes all");
+        let what = reason.lines().next().unwrap_or_default();
+        writeln!(text, "  {:<18}  FAILED: {what}", system.name()).expect("a string takes all");
     }
     for ratio in ratios(row) {
         let cpu = ratio.cpu.map(|cpu| format!(" · CPU × {cpu}")).unwrap_or_default();

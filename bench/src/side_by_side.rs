@@ -3,7 +3,6 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use anyhow::Context as _;
 use serde::Serialize;
 
 use crate::{
@@ -42,6 +41,7 @@ pub struct Row {
 #[derive(Clone, Debug, Serialize)]
 pub struct Failed {
     pub system: System,
+    /// Its first line says what; the servers' last words may follow.
     pub reason: String,
 }
 
@@ -145,6 +145,6 @@ impl Plan {
         let worked = (work == Work::Worked).then_some(&*worker.done);
         let window = load.run(&ask, &cluster.servers().pids(), worked).await;
         cluster.all_run()?;
-        window.with_context(|| cluster.servers().logs())
+        window.map_err(|error| anyhow::anyhow!("{error:#}\n{}", cluster.servers().logs()))
     }
 }

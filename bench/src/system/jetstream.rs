@@ -148,7 +148,7 @@ impl JetStream {
                     Ok(())
                 }
             });
-            running.push(Box::new(taking.await?));
+            running.push(Box::new(taking));
         }
         Ok(Worker { done, _running: running })
     }
@@ -223,7 +223,7 @@ impl JetStream {
                 Ok(())
             }
         });
-        let running = Arc::new(running.await?);
+        let running = Arc::new(running);
         let next = Arc::new(AtomicU64::new(0));
         Ok(Arc::new(move || {
             let (context, waiting, running) = (context.clone(), waiting.clone(), running.clone());
@@ -278,29 +278,35 @@ impl Drop for Taking {
 }
 
 impl Takes {
-    async fn each<F, R>(self, consumer: PullConsumer, handle: F) -> anyhow::Result<Taking>
+    fn each<F, R>(self, consumer: PullConsumer, handle: F) -> Taking
     where
         F: Fn(Self, Message) -> R + Send + 'static,
         R: Future<Output = anyhow::Result<()>> + Send + 'static,
     {
-        let mut messages = consumer.stream().max_messages_per_batch(PULLED_MAX).messages().await?;
         let task = tokio::spawn(async move {
             // With the taking, what is under way ends too.
             let mut under_way = JoinSet::new();
-            while let Some(message) = messages.next().await {
-                match message {
-                    Ok(message) => drop(under_way.spawn(handle(self.clone(), message))),
-                    Err(error) => eprintln!("reach-bench: JetStream gives no messages: {error}"),
-                }
-                while let Some(handled) = under_way.try_join_next() {
-                    // Whoever waits for it fails the measurement.
-                    if let Ok(Err(error)) = handled {
-                        eprintln!("reach-bench: a message of JetStream was lost on its way: {error:#}");
+            loop {
+                // Until the servers have told each other who leads a new consumer, a pull meets
+                // nobody, and the library doesn't repeat it.
+                let pulled = consumer.stream().max_messages_per_batch(PULLED_MAX);
+                let Ok(mut messages) = pulled.messages().await else {
+                    sleep(POLL).await;
+                    continue;
+                };
+                while let Some(Ok(message)) = messages.next().await {
+                    under_way.spawn(handle(self.clone(), message));
+                    while let Some(handled) = under_way.try_join_next() {
+                        // Whoever waits for it fails the measurement.
+                        if let Ok(Err(error)) = handled {
+                            eprintln!("reach-bench: a message of JetStream was lost on its way: {error:#}");
+                        }
                     }
                 }
+                sleep(POLL).await;
             }
         });
-        Ok(Taking(task.abort_handle()))
+        Taking(task.abort_handle())
     }
 
     /// A confirmed one is a request over the client's one inbox. (The library's `double_ack`

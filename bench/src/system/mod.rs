@@ -17,6 +17,7 @@ use std::{
 use anyhow::Context as _;
 use clap::ValueEnum;
 use serde::Serialize;
+use tokio::time::{Instant, sleep};
 
 pub use self::ours::Target;
 use self::{etcd::Etcd, jetstream::JetStream, ours::Ours};
@@ -199,7 +200,7 @@ impl Cluster {
     pub async fn prepare(&self, work: Work, in_flight: usize, via: Via) -> anyhow::Result<Worker> {
         match &self.kind {
             Kind::Ours(ours) => {
-                let server = via.server(ours.leader().await?);
+                let server = via.server(self.leader().await?);
                 ours.target.prepare(work, in_flight, Some(server)).await
             }
             Kind::JetStream(jetstream) => jetstream.prepare(work, via).await,
@@ -207,12 +208,20 @@ impl Cluster {
         }
     }
 
-    /// The server that orders the writes of what was prepared.
+    /// The server that orders the writes of what was prepared. On a busy machine there may be none
+    /// for a moment, which is waited for.
     pub async fn leader(&self) -> anyhow::Result<usize> {
-        match &self.kind {
-            Kind::Ours(ours) => ours.leader().await,
-            Kind::JetStream(jetstream) => jetstream.leader().await,
-            Kind::Etcd(etcd) => etcd.leader().await,
+        let deadline = Instant::now() + READY_MAX;
+        loop {
+            let leader = match &self.kind {
+                Kind::Ours(ours) => ours.leader().await,
+                Kind::JetStream(jetstream) => jetstream.leader().await,
+                Kind::Etcd(etcd) => etcd.leader().await,
+            };
+            if leader.is_ok() || Instant::now() > deadline {
+                return leader;
+            }
+            sleep(POLL).await;
         }
     }
 

@@ -8,11 +8,16 @@ use std::{net::UdpSocket, path::Path, process::Command};
 use support::Dev;
 
 /// In the order in which they are read: each goes on with what the ones before it made.
-const SECTIONS: [&str; 4] = ["First agent", "An agent in Python", "When things break", "A real cluster"];
+const SECTIONS: [&str; 5] =
+    ["First agent", "An agent in Python", "When things break", "Over HTTP", "A real cluster"];
 const MARK: &str = "==== command";
 /// Prints the process id of the node that leads.
 const LEADER_PID: &str = "agent-reach cluster status -o json | python3 -c 'import json, sys; view = json.load(sys.stdin); \
     print(next(node[\"pid\"] for node in view[\"nodes\"] if node[\"node\"] == view[\"leader\"]))'";
+
+/// Prints the address of a node's HTTP door.
+const HTTP_ADDR: &str = "agent-reach cluster status -o json | python3 -c 'import json, sys; \
+    print(next(node[\"http_addr\"] for node in json.load(sys.stdin)[\"nodes\"] if node[\"answers\"]))'";
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("node/ is in the workspace")
@@ -100,7 +105,9 @@ fn here(command: &str) -> String {
     if command.strip_prefix("kill -9 ").is_some_and(|pid| pid.bytes().all(|b| b.is_ascii_digit())) {
         return format!("kill -9 $({LEADER_PID})");
     }
-    let mut command = command.to_string();
+    let mut command = command.replace("127.0.0.1:7480", &format!("$({HTTP_ADDR})"));
+    // What holds JSON is quoted; the address is not.
+    command = command.replace(&format!("'http://$({HTTP_ADDR})"), &format!("http://$({HTTP_ADDR})'"));
     for port in ["8481", "8491", "8501"] {
         command = command.replace(&format!("127.0.0.1:{port}"), &format!("127.0.0.1:{}", free_port()));
     }

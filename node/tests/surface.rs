@@ -36,21 +36,53 @@ fn the_documented_commands_are_the_commands() {
 
 #[test]
 fn the_documented_codes_are_the_codes() {
-    let documented: BTreeSet<(String, String, String)> = surface()
+    let documented: BTreeSet<[String; 4]> = surface()
         .lines()
         .filter_map(|line| {
             let cells: Vec<&str> = line.split('|').map(str::trim).collect();
-            let [_, code, exit, retry, _, _] = cells[..] else { return None };
+            let [_, code, http, exit, retry, _, _] = cells[..] else { return None };
             let code = code.strip_prefix('`')?.strip_suffix('`')?;
-            Some((code.to_string(), exit.to_string(), retry.to_string()))
+            Some([code, http, exit, retry].map(str::to_string))
         })
         .collect();
     let existing = Code::ALL
         .iter()
         .map(|code| {
             let retry = if code.retryable() { "yes" } else { "no" };
-            (code.to_string(), code.exit_status().to_string(), retry.to_string())
+            [
+                code.to_string(),
+                code.http_status().to_string(),
+                code.exit_status().to_string(),
+                retry.to_string(),
+            ]
         })
         .collect();
+    assert_eq!(documented, existing);
+}
+
+/// The router itself can't be asked, so its source is.
+#[test]
+fn the_documented_routes_are_the_routes() {
+    let documented: BTreeSet<String> = surface()
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))
+        .filter(|(route, _)| ["GET ", "PUT ", "POST "].iter().any(|method| route.starts_with(method)))
+        .map(|(route, _)| route.to_string())
+        .collect();
+    let source = include_str!("../src/http/mod.rs");
+    let mut existing = BTreeSet::new();
+    for line in source.lines() {
+        let Some((path, handlers)) =
+            line.trim().strip_prefix(".route(\"").and_then(|rest| rest.split_once("\", "))
+        else {
+            continue;
+        };
+        for (method, name) in [("get(", "GET"), ("put(", "PUT"), ("post(", "POST")] {
+            if handlers.contains(method) {
+                existing.insert(format!("{name} {path}"));
+            }
+        }
+    }
+    assert!(existing.len() > 15, "{existing:?}");
     assert_eq!(documented, existing);
 }

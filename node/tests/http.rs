@@ -1,0 +1,536 @@
+//! The HTTP door: every route, every kind of bad input, and an agent that has nothing but HTTP, on
+//! three nodes.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream, UdpSocket},
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use agent_reach::{cli::cluster_new, node::Node};
+use anyhow::{Context as _, ensure};
+use reach_client::{Client, Options};
+use reach_config::{Layout, NodeConfig, layout::NODE_FILE};
+use reach_protocol::{NodeId, frame::Request};
+use serde_json::{Value, json};
+use tokio::{runtime::Runtime, sync::oneshot, task::JoinHandle};
+
+/// Above what the door takes at all.
+const BYTES_MAX: usize = 17 << 20;
+const LONG: Duration = Duration::from_secs(60);
+
+/// Three nodes in this process, and the addresses of their HTTP doors.
+struct Cluster {
+    runtime: Option<Runtime>,
+    doors: Vec<String>,
+    running: Vec<(oneshot::Sender<()>, JoinHandle<()>)>,
+    dir: tempfile::TempDir,
+}
+
+/// A client's port, with HTTP's before it and the peers' after it.
+fn free_port() -> u16 {
+    loop {
+        let client = UdpSocket::bind("127.0.0.1:0").expect("loopback has free ports");
+        let port = client.local_addr().expect("it is bound").port();
+        let http = TcpListener::bind(("127.0.0.1", port - 1));
+        if http.is_ok() && UdpSocket::bind(("127.0.0.1", port + 1)).is_ok() {
+            return port;
+        }
+    }
+}
+
+impl Cluster {
+    fn start() -> anyhow::Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let out = dir.path().join("cluster");
+        let hosts: Vec<String> = (1..=3).map(|id| format!("n{id}=127.0.0.1:{}", free_port())).collect();
+        let layout = Layout::new("test".parse()?, &hosts)?;
+        cluster_new::write(&layout, &out)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let (mut doors, mut running) = (Vec::new(), Vec::new());
+        for id in 1..=3 {
+            let config = NodeConfig::load(&out.join(NodeId(id).to_string()).join(NODE_FILE))?;
+            doors.push(config.http_listen.context("HTTP is on by default")?.to_string());
+            let node = runtime.block_on(Node::start(config))?;
+            let (stop, stopped) = oneshot::channel::<()>();
+            let task = runtime.spawn(async move {
+                if let Err(exit) = node.run(async { drop(stopped.await) }).await {
+                    panic!("a node ended: {exit:?}");
+                }
+            });
+            running.push((stop, task));
+        }
+        let cluster = Self { runtime: Some(runtime), doors, running, dir };
+        ensure!(cluster.ask(0, "GET", "/readyz", None).code() == "no_leader", "nothing to be ready for yet");
+        cluster.runtime().block_on(async {
+            let client = Client::connect(Options::from_context(out.join("admin"))?).await?;
+            client.request(Request::Initialise, LONG).await
+        })?;
+        let deadline = Instant::now() + LONG;
+        while (0..3).any(|node| cluster.ask(node, "GET", "/readyz", None).status != 200) {
+            ensure!(Instant::now() < deadline, "the nodes never were ready");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(cluster)
+    }
+
+    fn runtime(&self) -> &Runtime {
+        self.runtime.as_ref().expect("it goes last")
+    }
+
+    fn stop(mut self) -> anyhow::Result<()> {
+        for (stop, task) in std::mem::take(&mut self.running) {
+            let _ = stop.send(());
+            self.runtime().block_on(task)?;
+        }
+        Ok(())
+    }
+
+    fn ask(&self, node: usize, method: &str, path: &str, body: Option<Value>) -> Answer {
+        let body = body.map(|body| ("application/json", body.to_string()));
+        self.send(node, method, path, &[], body.as_ref().map(|(kind, body)| (*kind, body.as_bytes())))
+    }
+
+    fn get(&self, path: &str) -> Value {
+        self.ask(0, "GET", path, None).ok()
+    }
+
+    /// One request over a connection of its own, written byte for byte.
+    fn send(
+        &self,
+        node: usize,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Option<(&str, &[u8])>,
+    ) -> Answer {
+        let mut stream = TcpStream::connect(&self.doors[node]).expect("the door is open");
+        stream.set_read_timeout(Some(LONG)).expect("a timeout above zero");
+        let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
+        if !headers.iter().any(|(name, _)| *name == "Host") {
+            head += &format!("Host: {}\r\n", self.doors[node]);
+        }
+        for (name, value) in headers {
+            head += &format!("{name}: {value}\r\n");
+        }
+        if let Some((kind, body)) = body {
+            head += &format!("Content-Type: {kind}\r\nContent-Length: {}\r\n", body.len());
+        }
+        stream.write_all(format!("{head}\r\n").as_bytes()).expect("the head is taken");
+        if let Some((_, body)) = body {
+            // Refused by its length, a body is not read to its end.
+            let _ = stream.write_all(body);
+        }
+        Answer::read(stream)
+    }
+
+    /// Asks until the answer is as expected; fails after a minute.
+    fn until(&self, path: &str, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+        let deadline = Instant::now() + LONG;
+        loop {
+            let value = self.get(path);
+            if is(&value) {
+                return value;
+            }
+            assert!(Instant::now() < deadline, "{path} never {what}: {value}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn register(&self, agent_id: &str, instance: &str) {
+        let body =
+            json!({ "instance_id": instance, "capabilities": [{ "name": "echo" }], "max_concurrency": 1 });
+        let said = self.ask(0, "PUT", &format!("/v1/agents/{agent_id}"), Some(body)).ok();
+        assert_eq!(said, json!({ "instance_id": instance, "ttl_ms": 9000, "heartbeat_ms": 3000 }));
+    }
+}
+
+/// A failed test must not wait for nodes that nobody stopped.
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Answer {
+    status: u16,
+    headers: String,
+    body: String,
+}
+
+impl Answer {
+    fn read(mut stream: TcpStream) -> Self {
+        let mut bytes = Vec::new();
+        // A refused body leaves a reset behind the answer.
+        let _ = stream.read_to_end(&mut bytes);
+        let text = String::from_utf8(bytes).expect("answers are UTF-8");
+        let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
+        let status = head.split(' ').nth(1).and_then(|word| word.parse().ok()).expect("a status");
+        Self { status, headers: head.to_ascii_lowercase(), body: body.to_string() }
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|_| panic!("not JSON: {self:?}"))
+    }
+
+    fn ok(self) -> Value {
+        assert_eq!(self.status, 200, "{self:?}");
+        self.json()
+    }
+
+    fn code(&self) -> String {
+        self.json()["code"].as_str().unwrap_or_default().to_string()
+    }
+}
+
+fn task() -> Value {
+    json!({ "target": { "selector": { "capabilities": ["echo"] } }, "payload": { "text": "hello" } })
+}
+
+/// The members of an object, so that a test says which there are and not what a clock said.
+fn keys(value: &Value) -> Vec<&str> {
+    value.as_object().expect("an object").keys().map(String::as_str).collect()
+}
+
+#[test]
+fn a_task_goes_there_and_back() -> anyhow::Result<()> {
+    let cluster = Cluster::start()?;
+    assert_eq!(cluster.get("/healthz"), json!({ "status": "alive" }));
+    assert_eq!(cluster.get("/readyz"), json!({ "status": "ready" }));
+
+    let nobody = cluster.ask(0, "POST", "/v1/messages", Some(task()));
+    assert_eq!((nobody.status, nobody.code().as_str()), (422, "no_candidate"));
+    assert_eq!(nobody.json()["hint"]["missing"], json!(["echo"]));
+
+    cluster.register("e1", "run1");
+    let accepted = cluster.ask(1, "POST", "/v1/messages", Some(task()));
+    assert_eq!(accepted.status, 202);
+    let message = accepted.json();
+    let id = message["msg_id"].as_str().context("an id")?;
+    assert!(accepted.headers.contains(&format!("location: /v1/messages/{}", id.to_ascii_lowercase())));
+    assert_eq!(
+        (&message["source"], &message["sent_by"], &message["state"]),
+        (&json!("http-loopback"), &json!("http-loopback"), &json!("matched"))
+    );
+
+    // Any node holds the session of an agent that polls.
+    let inbox = cluster.ask(2, "GET", "/v1/agents/e1/inbox?instance=run1&wait=30s&max=5", None).ok();
+    let fetched = &inbox["items"][0];
+    assert_eq!(keys(fetched), ["attempt", "envelope", "expires_in_ms", "flow_seq", "msg_id", "trace_id"]);
+    assert_eq!(
+        (&fetched["msg_id"], &fetched["envelope"]["payload"]),
+        (&json!(id), &json!({ "text": "hello" }))
+    );
+    let again = cluster.ask(2, "GET", "/v1/agents/e1/inbox?instance=run1", None).ok();
+    assert_eq!(again, json!({ "items": [] }), "it was given a moment ago");
+
+    let me = json!({ "agent_id": "e1", "instance_id": "run1", "attempt": 0 });
+    let path = |verb: &str| format!("/v1/messages/{id}/{verb}");
+    let early = cluster.ask(0, "POST", &path("progress"), Some(me.clone()));
+    assert_eq!((early.status, early.code().as_str()), (409, "stale_attempt"));
+    let received = cluster.ask(0, "POST", &path("received"), Some(me.clone())).ok();
+    assert_eq!(received["state"], "acknowledged");
+    assert_eq!(cluster.ask(1, "POST", &path("progress"), Some(me.clone())).ok()["state"], "acknowledged");
+    let beat = json!({ "instance_id": "run1", "ready": true });
+    let agent = cluster.ask(1, "POST", "/v1/agents/e1/heartbeat", Some(beat)).ok();
+    assert_eq!((&agent["state"], &agent["running"]), (&json!("ready"), &json!(1)));
+
+    // A caller that asks again by the id waits for the end.
+    let door = cluster.doors[2].clone();
+    let waiting = std::thread::spawn({
+        let path = format!("/v1/messages/{id}?wait=60s");
+        move || {
+            let mut stream = TcpStream::connect(&door).expect("the door is open");
+            let head = format!("GET {path} HTTP/1.1\r\nHost: {door}\r\nConnection: close\r\n\r\n");
+            stream.write_all(head.as_bytes()).expect("the head is taken");
+            Answer::read(stream).ok()
+        }
+    });
+    let mut done = me.clone();
+    done["result"] = json!(["hello"]);
+    done["excerpt"] = json!("said hello");
+    done["cost"] = json!(0.25);
+    let completed = cluster.ask(0, "POST", &path("complete"), Some(done.clone())).ok();
+    assert_eq!((&completed["state"], &completed["cost"]), (&json!("completed"), &json!(0.25)));
+    assert_eq!(
+        cluster.ask(2, "POST", &path("complete"), Some(done)).ok(),
+        completed,
+        "said twice, recorded once"
+    );
+    let ended = waiting.join().expect("the thread does not panic");
+    assert_eq!(ended["response"]["result"], json!(["hello"]));
+    assert_eq!(
+        keys(&ended["response"]),
+        ["cost", "excerpt", "in_reply_to", "msg_id", "msg_type", "result", "status", "trace_id", "warnings"]
+    );
+    let way: Vec<_> = ended["hops"].as_array().context("hops")?.iter().map(|hop| &hop["to"]).collect();
+    assert_eq!(way, ["pending", "matched", "dispatched", "acknowledged", "completed"]);
+
+    assert_eq!(cluster.get(&path("payload")), json!({ "text": "hello" }));
+    assert_eq!(cluster.get(&path("result")), json!(["hello"]));
+    let trace = cluster.get(&format!("/v1/traces/{}", message["trace_id"].as_str().context("a trace")?));
+    assert_eq!(keys(&trace), ["as_of", "hops", "messages", "trace_id"]);
+    let list = cluster.get("/v1/messages?limit=1");
+    assert_eq!((&list["items"][0]["msg_id"], &list["next"]), (&json!(id), &Value::Null));
+    let agents = cluster.get("/v1/agents?capability=echo&state=ready");
+    assert_eq!(agents["items"][0]["agent_id"], "e1");
+    assert_eq!(cluster.get("/v1/agents/e1")["instance_id"], "run1");
+    assert_eq!(cluster.get("/v1/cluster")["nodes"].as_array().map(Vec::len), Some(3));
+
+    // A caller that waits gets the response itself; one whose task fails gets 200 and the error.
+    let fails = std::thread::scope(|scope| {
+        let caller = scope.spawn(|| cluster.ask(0, "POST", "/v1/messages?wait=60s", Some(task())));
+        let inbox = cluster.ask(1, "GET", "/v1/agents/e1/inbox?instance=run1&wait=30s", None).ok();
+        let id = inbox["items"][0]["msg_id"].as_str().expect("a task").to_string();
+        let mut body = me.clone();
+        body["reason"] = json!("error");
+        body["message"] = json!("no");
+        let failed = cluster.ask(1, "POST", &format!("/v1/messages/{id}/fail"), Some(body)).ok();
+        assert_eq!(failed["state"], "failed");
+        caller.join().expect("the thread does not panic")
+    });
+    assert_eq!((fails.status, &fails.json()["error"]["code"]), (200, &json!("agent_error")));
+
+    // A later run takes the agent over; the earlier one is told at once, where it waits.
+    std::thread::scope(|scope| {
+        let earlier =
+            scope.spawn(|| cluster.ask(0, "GET", "/v1/agents/e1/inbox?instance=run1&wait=60s", None));
+        cluster.until("/v1/agents/e1", "was heard", |agent| agent["node"].is_string());
+        cluster.register("e1", "run2");
+        let told = earlier.join().expect("the thread does not panic");
+        assert_eq!((told.status, told.code().as_str()), (409, "stale_instance"));
+    });
+    let fenced = cluster.ask(0, "POST", "/v1/agents/e1/heartbeat", Some(json!({ "instance_id": "run1" })));
+    assert_eq!((fenced.status, fenced.code().as_str()), (409, "stale_instance"));
+
+    let metrics = cluster.send(0, "GET", "/metrics", &[], None);
+    assert_eq!(metrics.status, 200);
+    for line in ["agent_reach_agents{state=\"ready\"} 1", "agent_reach_messages_unfinished 0"] {
+        assert!(metrics.body.lines().any(|found| found == line), "{line} is not in {}", metrics.body);
+    }
+    assert!(metrics.body.contains("agent_reach_http_answers_total{method=\"POST\",status=\"422\"} 1"));
+    cluster.stop()
+}
+
+#[test]
+fn a_fetched_task_without_received_goes_to_another() -> anyhow::Result<()> {
+    let cluster = Cluster::start()?;
+    let rules = cluster.send(0, "GET", "/v1/rules", &[], None);
+    assert!(rules.headers.contains("etag: \"1\""), "{rules:?}");
+    let quick = "[delivery]\ngive_back_after_ms = 1000\nresend_after_ms = 500\n";
+    let put = |tag: &str| {
+        let body = Some(("application/toml", quick.as_bytes()));
+        cluster.send(0, "PUT", "/v1/rules", &[("If-Match", tag)], body)
+    };
+    let refused = put("\"7\"");
+    assert_eq!((refused.status, refused.code().as_str()), (409, "revision_conflict"));
+    let applied = put("\"1\"").ok();
+    assert_eq!((&applied["revision"], &applied["author"]), (&json!(2), &json!("http-loopback")));
+
+    cluster.register("e1", "r1");
+    let message = cluster.ask(0, "POST", "/v1/messages", Some(task())).json();
+    let id = message["msg_id"].as_str().context("an id")?;
+    let fetch = |agent: &str, instance: &str| {
+        let path = format!("/v1/agents/{agent}/inbox?instance={instance}&wait=30s");
+        cluster.ask(0, "GET", &path, None).ok()["items"][0].clone()
+    };
+    assert_eq!(fetch("e1", "r1")["msg_id"], json!(id));
+    assert_eq!(fetch("e1", "r1")["attempt"], 0, "given again, the same attempt");
+    cluster.register("e2", "r2");
+    let moved = fetch("e2", "r2");
+    assert_eq!((&moved["msg_id"], &moved["attempt"]), (&json!(id), &json!(1)));
+    let late = json!({ "agent_id": "e1", "instance_id": "r1", "attempt": 0 });
+    let late = cluster.ask(0, "POST", &format!("/v1/messages/{id}/received"), Some(late));
+    assert_eq!((late.status, late.code().as_str()), (409, "stale_attempt"));
+    cluster.stop()
+}
+
+#[test]
+fn bad_input_has_one_clear_answer() -> anyhow::Result<()> {
+    let cluster = Cluster::start()?;
+    cluster.register("e1", "r1");
+    let json_kind = "application/json";
+    let big = format!("{{\"payload\":\"{}\"}}", "x".repeat(BYTES_MAX));
+    let over = format!(
+        r#"{{"target":{{"selector":{{"capabilities":["echo"]}}}},"payload":"{}"}}"#,
+        "x".repeat(1 << 20)
+    );
+    let secret = r#"{"target":{"selector":{"capabilities":["echo"]}},"payload":"hunter2","intent":7}"#;
+    type Case<'a> =
+        (&'a str, &'a str, &'a [(&'a str, &'a str)], Option<(&'a str, &'a [u8])>, u16, &'a str, &'a str);
+    let cases: Vec<Case<'_>> = vec![
+        ("GET", "/v1/nothing", &[], None, 404, "not_found", ""),
+        ("GET", "/v1/agents/", &[], None, 404, "not_found", ""),
+        ("DELETE", "/v1/agents", &[], None, 405, "method_not_allowed", ""),
+        ("GET", "/v1/agents/none", &[], None, 404, "not_found", ""),
+        ("GET", "/v1/agents/a%20b", &[], None, 400, "invalid", "agent_id"),
+        ("GET", "/v1/agents?colour=red", &[], None, 400, "invalid", "query"),
+        ("GET", "/v1/agents?state=asleep", &[], None, 400, "invalid", "query"),
+        ("GET", "/v1/messages?limit=many", &[], None, 400, "invalid", "query"),
+        ("GET", "/v1/agents/e1/inbox", &[], None, 400, "invalid", "query"),
+        ("GET", "/v1/agents/e1/inbox?instance=r1&max=0", &[], None, 400, "invalid", "max"),
+        ("GET", "/v1/agents/e1/inbox?instance=r1&wait=1", &[], None, 400, "invalid", "query"),
+        ("GET", "/v1/agents/e1/inbox?instance=r1&wait=9h", &[], None, 400, "invalid", "wait"),
+        ("GET", "/v1/agents/e1/inbox?instance=r0", &[], None, 409, "stale_instance", ""),
+        ("GET", "/healthz", &[("Host", "evil.example")], None, 403, "forbidden", "Host"),
+        ("GET", "/healthz", &[("Origin", "http://evil.example")], None, 403, "forbidden", "Origin"),
+        ("POST", "/v1/messages", &[], None, 415, "unsupported_media_type", ""),
+        ("POST", "/v1/messages", &[], Some(("text/plain", b"{}")), 415, "unsupported_media_type", ""),
+        (
+            "POST",
+            "/v1/messages",
+            &[("Content-Encoding", "gzip")],
+            Some((json_kind, b"{}")),
+            415,
+            "unsupported_media_type",
+            "",
+        ),
+        ("POST", "/v1/messages", &[], Some((json_kind, b"")), 400, "invalid", ""),
+        ("POST", "/v1/messages", &[], Some((json_kind, b"{\"payload\"")), 400, "invalid", ""),
+        ("POST", "/v1/messages", &[], Some((json_kind, b"\xff\xfe")), 400, "invalid", "body"),
+        ("POST", "/v1/messages", &[], Some((json_kind, secret.as_bytes())), 400, "invalid", "intent"),
+        ("POST", "/v1/messages", &[], Some((json_kind, big.as_bytes())), 413, "too_large", "body"),
+        ("POST", "/v1/messages", &[], Some((json_kind, over.as_bytes())), 413, "too_large", "payload"),
+        ("PUT", "/v1/agents/e1", &[], Some((json_kind, b"[]")), 400, "invalid", ""),
+        (
+            "PUT",
+            "/v1/agents/e1",
+            &[],
+            Some((json_kind, br#"{"agent_id":"e2","capabilities":[{"name":"x"}]}"#)),
+            400,
+            "invalid",
+            "agent_id",
+        ),
+        (
+            "PUT",
+            "/v1/agents/e1",
+            &[],
+            Some((json_kind, br#"{"capabilities":[{"name":"No"}]}"#)),
+            400,
+            "invalid",
+            "capabilities[0].name",
+        ),
+        (
+            "POST",
+            "/v1/messages/none/received",
+            &[],
+            Some((json_kind, br#"{"agent_id":"e1","instance_id":"r1","attempt":0}"#)),
+            404,
+            "not_found",
+            "",
+        ),
+        (
+            "POST",
+            "/v1/messages/none/fail",
+            &[],
+            Some((json_kind, br#"{"agent_id":"e1","instance_id":"r1","attempt":0,"reason":"tired"}"#)),
+            400,
+            "invalid",
+            "reason",
+        ),
+        (
+            "PUT",
+            "/v1/rules",
+            &[("If-Match", "new")],
+            Some(("application/toml", b"")),
+            400,
+            "invalid",
+            "If-Match",
+        ),
+        ("PUT", "/v1/rules", &[], Some(("application/toml", b"[delivery]\nspeed = 1\n")), 400, "invalid", ""),
+    ];
+    for (method, path, headers, body, status, code, field) in cases {
+        let answer = cluster.send(0, method, path, headers, body);
+        let said = answer.json();
+        let found = (answer.status, said["code"].as_str(), said["field"].as_str().unwrap_or(""));
+        assert_eq!(found, (status, Some(code), field), "{method} {path}: {said}");
+        assert!(said["message"].as_str().is_some_and(|message| message.len() > 10), "{said}");
+        assert!(!answer.body.contains("hunter2"), "content in an error: {said}");
+    }
+
+    // A body that never comes, beside many connections that never ask: both are ended, others serve.
+    let door = &cluster.doors[0];
+    let idle: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(door)).collect::<Result<_, _>>()?;
+    let mut slow = TcpStream::connect(door)?;
+    let head = format!(
+        "POST /v1/messages HTTP/1.1\r\nHost: {door}\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{{"
+    );
+    slow.write_all(head.as_bytes())?;
+    assert_eq!(cluster.get("/healthz")["status"], "alive");
+    slow.set_read_timeout(Some(LONG))?;
+    let mut said = BufReader::new(slow);
+    let mut line = String::new();
+    said.read_line(&mut line)?;
+    assert!(line.starts_with("HTTP/1.1 408"), "{line}");
+    for mut stream in idle {
+        stream.set_read_timeout(Some(LONG))?;
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest)?;
+    }
+    cluster.stop()
+}
+
+struct Script(Child);
+
+impl Script {
+    /// The example agent, or a Python text that uses it, with what it prints.
+    fn start(
+        cluster: &Cluster,
+        args: &[&str],
+    ) -> anyhow::Result<(Self, impl Iterator<Item = String> + use<>)> {
+        let doors: Vec<String> = cluster.doors.iter().map(|door| format!("http://{door}")).collect();
+        let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
+        let mut child = Command::new("python3")
+            .args(args)
+            .current_dir(&examples)
+            .env("AGENT_REACH_HTTP", doors.join(","))
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("python3 runs the example")?;
+        let lines = BufReader::new(child.stdout.take().context("its output is ours")?).lines();
+        Ok((Self(child), lines.map_while(Result::ok)))
+    }
+}
+
+impl Drop for Script {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_python_agent_finishes_what_it_stored_before_it_was_killed() -> anyhow::Result<()> {
+    let cluster = Cluster::start()?;
+    let inbox = cluster.dir.path().join("inbox");
+    let inbox = inbox.to_str().context("a plain path")?;
+    let hangs = "import sys, time, agent; agent.work = lambda payload: time.sleep(3600); agent.main()";
+    let (first, mut said) = Script::start(&cluster, &["-c", hangs, "words", inbox])?;
+    assert_eq!(said.next().as_deref(), Some("words is registered"));
+
+    let envelope =
+        json!({ "target": { "selector": { "capabilities": ["text.words"] } }, "payload": "to be or not" });
+    let message = cluster.ask(0, "POST", "/v1/messages", Some(envelope.clone())).json();
+    let path = format!("/v1/messages/{}", message["msg_id"].as_str().context("an id")?);
+    cluster.until(&path, "was received", |message| message["state"] == "acknowledged");
+    drop(first);
+
+    let (_second, mut said) = Script::start(&cluster, &["agent.py", "words", inbox])?;
+    assert_eq!(said.next().as_deref(), Some("words is registered"));
+    let ended = cluster.get(&format!("{path}?wait=60s"));
+    assert_eq!(ended["response"]["result"], json!({ "words": 4 }), "{ended}");
+    assert_eq!(ended["retry_seq"], 0, "the same attempt, under a new run");
+
+    let response = cluster.ask(1, "POST", "/v1/messages?wait=60s", Some(envelope)).ok();
+    assert_eq!(response["result"], json!({ "words": 4 }));
+    let bad = json!({ "target": { "selector": { "capabilities": ["text.words"] } }, "payload": 7 });
+    let response = cluster.ask(1, "POST", "/v1/messages?wait=60s", Some(bad)).ok();
+    assert_eq!(response["error"]["code"], "agent_error", "{response}");
+    cluster.stop()
+}

@@ -18,6 +18,7 @@ command -v c++ >/dev/null || missing+=(g++)
 command -v make >/dev/null || missing+=(make)
 command -v git >/dev/null || missing+=(git)
 command -v python3 >/dev/null || missing+=(python3)
+command -v curl >/dev/null || missing+=(curl)
 has_libclang || missing+=(libclang-dev)
 
 if [ ${#missing[@]} -gt 0 ]; then

@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/env.sh
-scripts/setup.sh
+scripts/setup.sh tests
 with_rocksdb
 step "format" cargo fmt --all --check
 step "lints" cargo clippy --quiet --locked --workspace --all-targets -- -D warnings

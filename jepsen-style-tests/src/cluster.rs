@@ -3,7 +3,7 @@
 
 use std::{
     fs::File,
-    net::UdpSocket,
+    net::{SocketAddr, UdpSocket},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -11,11 +11,15 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use reach_client::{Client, Options};
+use reach_config::NodeConfig;
 use reach_protocol::{
     AgentId, NodeId, Principal,
     frame::{Answer, ClusterView, Request},
 };
 use reach_transport::{Identity, authority::Authority};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::Proxy;
 
 /// How long a healthy cluster may take to serve, by far.
 const READY_MAX: Duration = Duration::from_secs(30);
@@ -26,11 +30,24 @@ pub struct Cluster {
     dir: tempfile::TempDir,
     binary: PathBuf,
     nodes: Vec<(NodeId, Option<Child>)>,
+    /// Between the nodes, where faults of the network are wanted.
+    proxy: Option<Proxy>,
+    /// The library that shows a node another calendar, where it is to be shown one.
+    faketime: Option<PathBuf>,
 }
 
 impl Cluster {
     /// Makes the folders, starts every node and initialises the cluster.
     pub async fn start(nodes: u64) -> anyhow::Result<Self> {
+        Self::start_with(nodes, false, None).await
+    }
+
+    /// As `start`, with a network that can be cut, and calendars that can be stepped.
+    pub async fn start_breakable(nodes: u64, faketime: Option<PathBuf>) -> anyhow::Result<Self> {
+        Self::start_with(nodes, true, faketime).await
+    }
+
+    async fn start_with(nodes: u64, proxied: bool, faketime: Option<PathBuf>) -> anyhow::Result<Self> {
         let binary = binary()?;
         let dir = tempfile::tempdir()?;
         let mut command = Command::new(&binary);
@@ -39,7 +56,11 @@ impl Cluster {
             command.args(["--node", &format!("n{}=127.0.0.1:{port}", i + 1)]);
         }
         run(command.env("AGENT_REACH_HOME", dir.path().join("home")))?;
-        let mut cluster = Self { dir, binary, nodes: (1..=nodes).map(|id| (NodeId(id), None)).collect() };
+        let ids = (1..=nodes).map(|id| (NodeId(id), None)).collect();
+        let mut cluster = Self { dir, binary, nodes: ids, proxy: None, faketime };
+        if proxied {
+            cluster.proxy = Some(cluster.put_proxy_between().await?);
+        }
         for id in 1..=nodes {
             cluster.spawn(NodeId(id))?;
         }
@@ -76,7 +97,20 @@ impl Cluster {
 
     pub fn spawn(&mut self, id: NodeId) -> anyhow::Result<()> {
         let log = File::options().create(true).append(true).open(self.node_dir(id).join("node.log"))?;
-        let child = Command::new(&self.binary)
+        let mut command = Command::new(&self.binary);
+        if let Some(library) = &self.faketime {
+            let file = self.clock_file(id);
+            if !file.exists() {
+                crate::nemesis::write_clock(&file, "+0")?;
+            }
+            command
+                .env("LD_PRELOAD", library)
+                .env("FAKETIME_TIMESTAMP_FILE", file)
+                .env("FAKETIME_CACHE_DURATION", "1")
+                // Only the calendar is wrong, as on a real host.
+                .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        }
+        let child = command
             .args(["node", "--with-stdin", "--config"])
             .arg(self.node_dir(id).join("node.toml"))
             // Ends with this process, whatever happens to it.
@@ -94,6 +128,64 @@ impl Cluster {
         child.kill()?;
         child.wait()?;
         Ok(())
+    }
+
+    /// Where a node's calendar is set, as an offset such as `+3h`.
+    pub fn clock_file(&self, id: NodeId) -> PathBuf {
+        self.node_dir(id).join("clock")
+    }
+
+    /// SIGSTOP: it holds its sockets and does nothing.
+    pub fn pause(&mut self, id: NodeId) -> anyhow::Result<()> {
+        self.signal(id, Signal::STOP)
+    }
+
+    pub fn resume(&mut self, id: NodeId) -> anyhow::Result<()> {
+        self.signal(id, Signal::CONT)
+    }
+
+    fn signal(&mut self, id: NodeId, signal: Signal) -> anyhow::Result<()> {
+        let child = self.child(id).as_ref().with_context(|| format!("{id} does not run"))?;
+        Ok(kill_process(Pid::from_child(child), signal)?)
+    }
+
+    pub fn proxy(&self) -> anyhow::Result<&Proxy> {
+        self.proxy.as_ref().context("this cluster has no proxy between its nodes")
+    }
+
+    /// Nodes go on being dialled where the plan says, and there the proxy listens; they themselves
+    /// move to other ports.
+    async fn put_proxy_between(&self) -> anyhow::Result<Proxy> {
+        let (mut doors, mut real) = (Vec::new(), Vec::new());
+        for (id, _) in &self.nodes {
+            let file = self.node_dir(*id).join("node.toml");
+            let door = NodeConfig::load(&file)?.peer_listen;
+            let free = UdpSocket::bind("127.0.0.1:0")?.local_addr()?;
+            let text = std::fs::read_to_string(&file)?;
+            let moved =
+                text.replace(&format!("peer_listen = \"{door}\""), &format!("peer_listen = \"{free}\""));
+            anyhow::ensure!(moved != text, "{} names no peer_listen", file.display());
+            std::fs::write(&file, moved)?;
+            doors.push(door);
+            real.push(free);
+        }
+        Ok(Proxy::start(&doors, &real).await?)
+    }
+
+    /// The address of a node's HTTP door.
+    pub fn http(&self, id: NodeId) -> anyhow::Result<SocketAddr> {
+        let config = NodeConfig::load(&self.node_dir(id).join("node.toml"))?;
+        config.http_listen.context("HTTP is on by default")
+    }
+
+    /// The folder of the whole run stays behind, to understand a failure by.
+    pub fn keep(&mut self) -> PathBuf {
+        self.dir.disable_cleanup(true);
+        self.dir.path().to_owned()
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
     }
 
     fn child(&mut self, id: NodeId) -> &mut Option<Child> {
@@ -118,11 +210,19 @@ impl Cluster {
 
     /// Options with a certificate of the agent's own.
     pub fn agent_options(&self, agent_id: &AgentId) -> anyhow::Result<Options> {
+        self.options_of(Principal::Agent(agent_id.clone()))
+    }
+
+    /// Options of a host, which acts for every agent `NAME:…`.
+    pub fn host_options(&self, name: &str) -> anyhow::Result<Options> {
+        self.options_of(Principal::Host(name.parse()?))
+    }
+
+    fn options_of(&self, principal: Principal) -> anyhow::Result<Options> {
         let mut options = Options::from_context(self.admin())?;
         let read = |name: &str| std::fs::read_to_string(self.admin().join(name));
         let authority = Authority::from_pem(&read("client-ca.pem")?, &read("client-ca.key")?)?;
-        let identity =
-            Identity { cluster: options.cluster.clone(), principal: Principal::Agent(agent_id.clone()) };
+        let identity = Identity { cluster: options.cluster.clone(), principal };
         let issued = authority.issue(&identity, Duration::from_secs(24 * 3600))?;
         options.credentials.cert_pem = issued.cert_pem;
         options.credentials.key_pem = issued.key_pem;

@@ -2,10 +2,16 @@
 
 pub mod check;
 pub mod cluster;
+pub mod linearizable;
+pub mod nemesis;
+pub mod proxy;
+pub mod registry;
 pub mod worker;
 pub mod workload;
 
 pub use check::Verdict;
 pub use cluster::Cluster;
+pub use proxy::Proxy;
+pub use registry::RegistryLoad;
 pub use worker::Worker;
 pub use workload::{Outcome, Workload};

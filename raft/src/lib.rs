@@ -181,9 +181,9 @@ impl Replica {
     /// each other. Dropping the future takes nothing back.
     pub fn propose(
         &self,
-        entry: Entry,
+        entry: &Entry,
     ) -> impl Future<Output = Result<Vec<Reply>, ProposeError>> + Send + use<> {
-        self.inner.proposals.propose(&entry)
+        self.inner.proposals.propose(entry)
     }
 
     pub fn leadership(&self) -> watch::Receiver<Leadership> {

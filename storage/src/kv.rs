@@ -25,6 +25,17 @@ pub enum Op {
     },
 }
 
+impl Op {
+    /// Of its keys and its value.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Put { key, value, .. } => key.len() + value.len(),
+            Self::Remove { key, .. } => key.len(),
+            Self::RemoveRange { from, to, .. } => from.len() + to.len(),
+        }
+    }
+}
+
 /// Rows hold payloads, so only their place and size are shown.
 impl fmt::Debug for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

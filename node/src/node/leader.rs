@@ -92,8 +92,14 @@ struct Term<'a> {
     queue: Batch,
 }
 
-/// Commands on their way, with whom their replies answer.
+/// Commands that wait for the next entry, with whom their replies answer.
 type Batch = Vec<(Option<Ticket>, Command)>;
+
+/// An entry on its way.
+struct Sent {
+    tickets: Vec<Option<Ticket>>,
+    commands: Vec<Command>,
+}
 
 /// One request may carry several commands; it is answered when all of them are.
 struct Request {
@@ -234,39 +240,38 @@ impl<'a> Term<'a> {
     }
 
     /// Closes the open batch into an entry.
-    fn next_entry(&mut self) -> impl Future<Output = (Batch, Result<Vec<Reply>, ProposeError>)> + use<> {
+    fn next_entry(&mut self) -> impl Future<Output = (Sent, Result<Vec<Reply>, ProposeError>)> + use<> {
         let mut bytes = 0;
         let fits = |(_, command): &&(Option<Ticket>, Command)| {
             bytes += body_bytes(command);
             bytes <= ENTRY_BYTES_MAX
         };
         let count = self.queue.iter().take(ENTRY_COMMANDS_MAX).take_while(fits).count().max(1);
-        let batch: Vec<_> = self.queue.drain(..count).collect();
-        let commands = batch.iter().map(|(_, command)| command.clone()).collect();
+        let (tickets, commands) = self.queue.drain(..count).unzip();
         let entry = Entry { stamp: self.shared.clock.stamp(), term: self.term, commands };
-        let proposed = self.shared.replica.clone();
+        let proposed = self.shared.replica.propose(&entry);
         async move {
-            let result = proposed.propose(entry).await;
-            (batch, result)
+            let result = proposed.await;
+            (Sent { tickets, commands: entry.commands }, result)
         }
     }
 
-    fn answered(&mut self, batch: Batch, result: Result<Vec<Reply>, ProposeError>) {
+    fn answered(&mut self, sent: Sent, result: Result<Vec<Reply>, ProposeError>) {
         let now_ms = self.now_ms();
         let replies = match result {
             Ok(replies) => replies.into_iter().map(Ok).collect(),
             // Certainly not done: the requests may be proposed again, here or elsewhere.
             Err(ProposeError::NotLeader { .. } | ProposeError::Discarded) => {
-                vec![Ok(Reply::Void); batch.len()]
+                vec![Ok(Reply::Void); sent.tickets.len()]
             }
             Err(error @ ProposeError::TooLarge { .. }) => {
-                vec![Err(ErrorReply::new(Code::TooLarge, error.to_string())); batch.len()]
+                vec![Err(ErrorReply::new(Code::TooLarge, error.to_string())); sent.tickets.len()]
             }
-            Err(ProposeError::Unknown | ProposeError::Stopped) => vec![Err(unknown()); batch.len()],
+            Err(ProposeError::Unknown | ProposeError::Stopped) => vec![Err(unknown()); sent.tickets.len()],
         };
-        for ((ticket, command), reply) in batch.into_iter().zip(replies) {
-            let told = reply.clone().unwrap_or(Reply::Void);
-            let outputs = self.scheduler.handle(Input::Replied { command: &command, reply: &told }, now_ms);
+        for ((ticket, command), reply) in sent.tickets.into_iter().zip(sent.commands).zip(replies) {
+            let told = reply.as_ref().unwrap_or(&Reply::Void);
+            let outputs = self.scheduler.handle(Input::Replied { command: &command, reply: told }, now_ms);
             self.take(outputs);
             match (ticket, reply) {
                 (Some(ticket), Ok(reply)) => self.answer(ticket, reply),

@@ -73,7 +73,7 @@ async fn a_group_is_initialised_once_and_agrees() {
 
     let follower = group.ids().into_iter().find(|id| *id != leader).unwrap();
     let entry = Entry { stamp: Stamp::default(), term: now.term, commands: vec![register("b")] };
-    let refused = group.replica(follower).propose(entry).await;
+    let refused = group.replica(follower).propose(&entry).await;
     assert_eq!(refused, Err(ProposeError::NotLeader { leader: Some(leader) }));
     let refused = group.replica(follower).read_index().await;
     assert_eq!(refused, Err(ProposeError::NotLeader { leader: Some(leader) }));
@@ -88,7 +88,7 @@ async fn proposals_in_flight_together_keep_their_order() {
     let in_flight: Vec<_> = names
         .iter()
         .map(|name| Entry { stamp: Stamp::default(), term: now.term, commands: vec![register(name)] })
-        .map(|entry| group.replica(leader).propose(entry))
+        .map(|entry| group.replica(leader).propose(&entry))
         .collect();
     for replies in within("the proposals", futures_util::future::join_all(in_flight)).await {
         assert!(matches!(&replies.unwrap()[..], [Reply::Agent(_)]));
@@ -304,7 +304,7 @@ async fn an_entry_of_another_term_does_nothing() {
         commands: vec![register("a"), register("b")],
     };
 
-    let refused = group.replica(leader).propose(stale.clone()).await;
+    let refused = group.replica(leader).propose(&stale).await;
     assert_eq!(refused, Err(ProposeError::Discarded), "it doesn't enter the log");
 
     // One that did, since its leader was deposed between the look and the append.
@@ -325,7 +325,7 @@ async fn time_never_goes_back() {
     for (name, cluster_ms, wall_ms) in [("a", 50, 500), ("b", 40, 600), ("c", 60, 550)] {
         let stamp = Stamp { cluster_ms, wall_ms };
         let entry = Entry { stamp, term: now.term, commands: vec![register(name)] };
-        within("a proposal", group.replica(leader).propose(entry)).await.unwrap();
+        within("a proposal", group.replica(leader).propose(&entry)).await.unwrap();
     }
     let mut stamps = Vec::new();
     for _ in 0..3 {
@@ -357,7 +357,7 @@ async fn a_leader_with_a_hung_disk_is_replaced() {
     let (hung, before) = group.leader().await;
     group.disk(hung).hold_writes();
     let entry = Entry { stamp: Stamp::default(), term: before.term, commands: vec![register("a")] };
-    let waiting = group.replica(hung).propose(entry);
+    let waiting = group.replica(hung).propose(&entry);
 
     let others = group.ids().into_iter().filter(|id| *id != hung);
     let elected = others.map(|id| {
@@ -384,7 +384,7 @@ async fn a_failed_disk_ends_the_replica() {
         let fatal = group.replica(leader).fatal();
         group.disk(leader).fail_next_write(part, std::io::ErrorKind::Other);
         let entry = Entry { stamp: Stamp::default(), term: now.term, commands: vec![register("a")] };
-        let outcome = within("an outcome", group.replica(leader).propose(entry)).await;
+        let outcome = within("an outcome", group.replica(leader).propose(&entry)).await;
         assert_eq!(outcome, Err(ProposeError::Unknown), "{part:?}");
         let reason = within("the failure", fatal).await;
         assert!(!reason.is_empty());
@@ -403,12 +403,12 @@ async fn a_minority_leader_commits_nothing_and_catches_up() {
     let (old, before) = group.leader().await;
     group.isolate(old);
     let entry = Entry { stamp: Stamp::default(), term: before.term, commands: vec![register("lost")] };
-    let lost = group.replica(old).propose(entry);
+    let lost = group.replica(old).propose(&entry);
     let (_, after) = group.leader().await;
     assert!(after.term > before.term);
     assert!(group.replica(old).read_index().await.is_err());
     let late = Entry { stamp: Stamp::default(), term: before.term, commands: vec![register("late")] };
-    let refused = within("a refusal", group.replica(old).propose(late)).await;
+    let refused = within("a refusal", group.replica(old).propose(&late)).await;
     assert_eq!(refused, Err(ProposeError::NotLeader { leader: None }), "its lease has lapsed");
     group.register("a", 5).await;
     group.heal();

@@ -332,7 +332,7 @@ impl Group {
             loop {
                 let (leader, now) = self.leader().await;
                 let entry = Entry { stamp: Stamp::default(), term: now.term, commands: commands.clone() };
-                match self.replica(leader).propose(entry).await {
+                match self.replica(leader).propose(&entry).await {
                     Ok(replies) => return replies,
                     Err(ProposeError::TooLarge { .. } | ProposeError::Stopped) => panic!("never done"),
                     Err(_) => tokio::task::yield_now().await,

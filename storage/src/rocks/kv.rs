@@ -17,6 +17,9 @@ use crate::{
     schema::Table,
 };
 
+/// What a record of a write batch takes beside its key and value, at most: kind, family, two lengths.
+const RECORD_OVERHEAD: usize = 16;
+
 /// Fields go in their order: the database is closed before its folder or the lock go.
 pub struct RocksKv {
     db: DB,
@@ -130,7 +133,9 @@ impl Kv for RocksKv {
     }
 
     fn write(&self, ops: &[Op], sync: bool) -> io::Result<()> {
-        let mut batch = WriteBatch::default();
+        // Grown step by step, a large batch would be copied as often.
+        let bytes: usize = ops.iter().map(|op| op.bytes() + RECORD_OVERHEAD).sum();
+        let mut batch = WriteBatch::with_capacity_bytes(bytes);
         for op in ops {
             match op {
                 Op::Put { table, key, value } => batch.put_cf(self.family(*table), key, value),

@@ -43,12 +43,19 @@ struct Overlay {
     agents: BTreeMap<AgentId, Option<Arc<AgentRecord>>>,
     tombstones: BTreeMap<AgentId, Tombstone>,
     messages: BTreeMap<MsgId, Arc<MessageRecord>>,
-    /// All slots of every agent whose slots changed.
-    slots: BTreeMap<AgentId, BTreeMap<MsgId, Slot>>,
+    /// Only those that changed, however many an agent has. `None`: freed.
+    slots: BTreeMap<AgentId, Slots>,
     delivered: BTreeSet<(MsgId, AgentId)>,
     traces: BTreeMap<TraceId, TraceRecord>,
     next_offsets: BTreeMap<EventType, u64>,
     waiting: i64,
+}
+
+#[derive(Default)]
+struct Slots {
+    changed: BTreeMap<MsgId, Option<Slot>>,
+    /// How many more are taken than before the batch.
+    more: i64,
 }
 
 impl<'a, E: Engine> OpenBatch<'a, E> {
@@ -95,11 +102,9 @@ impl Overlay {
                 self.waiting += waits(record) - before.map_or(0, |before| waits(&before));
             }
             Write::PutSlot { agent_id, msg_id, slot } => {
-                self.slots_of(live, agent_id).insert(msg_id.clone(), slot.clone());
+                self.put_slot(live, agent_id, msg_id, Some(slot.clone()));
             }
-            Write::RemoveSlot { agent_id, msg_id } => {
-                self.slots_of(live, agent_id).remove(msg_id);
-            }
+            Write::RemoveSlot { agent_id, msg_id } => self.put_slot(live, agent_id, msg_id, None),
             Write::PutDelivered { msg_id, agent_id } => {
                 self.delivered.insert((msg_id.clone(), agent_id.clone()));
             }
@@ -113,9 +118,14 @@ impl Overlay {
         }
     }
 
-    fn slots_of(&mut self, live: &Live, agent_id: &AgentId) -> &mut BTreeMap<MsgId, Slot> {
-        let slots = self.slots.entry(agent_id.clone());
-        slots.or_insert_with(|| live.slots.get(agent_id).cloned().unwrap_or_default())
+    fn put_slot(&mut self, live: &Live, agent_id: &AgentId, msg_id: &MsgId, slot: Option<Slot>) {
+        let slots = self.slots.entry(agent_id.clone()).or_default();
+        let is_taken = slot.is_some();
+        let was_taken = match slots.changed.insert(msg_id.clone(), slot) {
+            Some(before) => before.is_some(),
+            None => live.slots.get(agent_id).is_some_and(|slots| slots.contains_key(msg_id)),
+        };
+        slots.more += i64::from(is_taken) - i64::from(was_taken);
     }
 }
 
@@ -147,27 +157,27 @@ impl<E: Engine> Rows for OpenBatch<'_, E> {
     }
 
     fn slots(&self, agent_id: &AgentId) -> Vec<(MsgId, Slot)> {
-        let all = |slots: &BTreeMap<MsgId, Slot>| {
-            slots.iter().map(|(msg_id, slot)| (msg_id.clone(), slot.clone())).collect()
-        };
-        match self.over.slots.get(agent_id) {
-            Some(written) => all(written),
-            None => self.store.live().slots.get(agent_id).map(all).unwrap_or_default(),
+        let mut slots = self.store.live().slots.get(agent_id).cloned().unwrap_or_default();
+        for (msg_id, slot) in self.over.slots.get(agent_id).into_iter().flat_map(|slots| &slots.changed) {
+            match slot {
+                Some(slot) => slots.insert(msg_id.clone(), slot.clone()),
+                None => slots.remove(msg_id),
+            };
         }
+        slots.into_iter().collect()
     }
 
     fn slot(&self, agent_id: &AgentId, msg_id: &MsgId) -> Option<Slot> {
-        match self.over.slots.get(agent_id) {
-            Some(written) => written.get(msg_id).cloned(),
+        match self.over.slots.get(agent_id).and_then(|slots| slots.changed.get(msg_id)) {
+            Some(written) => written.clone(),
             None => self.store.live().slots.get(agent_id)?.get(msg_id).cloned(),
         }
     }
 
     fn slots_taken(&self, agent_id: &AgentId) -> u32 {
-        match self.over.slots.get(agent_id) {
-            Some(written) => written.len() as u32,
-            None => self.store.live().slots_taken(agent_id),
-        }
+        let more = self.over.slots.get(agent_id).map_or(0, |slots| slots.more);
+        let taken = i64::from(self.store.live().slots_taken(agent_id)) + more;
+        u32::try_from(taken).expect("no more slots are freed than were taken")
     }
 
     fn was_delivered(&self, msg_id: &MsgId, agent_id: &AgentId) -> bool {

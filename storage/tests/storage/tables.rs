@@ -90,6 +90,14 @@ fn a_batch_sees_its_own_writes_and_others_see_them_after_commit() {
         assert_eq!(batch.slot(&agent_id(1), &msg(2)), None);
         assert_eq!((batch.slots_taken(&agent_id(1)), batch.waiting()), (0, 0));
         assert_eq!(batch.message(&msg(1)), Some(message(1, 10, 20, completed(1))));
+
+        // Taken again, handed on, freed twice: counted once each.
+        let put = |number, ms| Write::PutSlot { agent_id: agent_id(1), msg_id: msg(number), slot: slot(ms) };
+        let free = |number| Write::RemoveSlot { agent_id: agent_id(1), msg_id: msg(number) };
+        batch.write(vec![put(2, 7), put(3, 8), put(3, 9), free(4), put(4, 1), free(4), free(4)]);
+        assert_eq!(batch.slots(&agent_id(1)), [(msg(2), slot(7)), (msg(3), slot(9))]);
+        assert_eq!(batch.slots_taken(&agent_id(1)), 2);
+        assert_eq!((batch.slot(&agent_id(1), &msg(4)), batch.slots_taken(&agent_id(2))), (None, 0));
         drop(batch);
         assert_eq!(tables.live().waiting, 1, "a dropped batch has done nothing");
         assert_eq!(tables.applied().index, 1);

@@ -71,7 +71,6 @@ pub struct Log<K: Kv> {
     /// Whoever holds it is adding a write: the order of the queue is the order of the bounds.
     order: Mutex<()>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    written_by: WrittenBy,
 }
 
 pub(crate) struct Shared<K: Kv> {
@@ -79,6 +78,7 @@ pub(crate) struct Shared<K: Kv> {
     latch: Arc<Latch>,
     pub(crate) queue: Arc<Queue>,
     state: RwLock<State>,
+    written_by: WrittenBy,
     writer: Mutex<Writer>,
 }
 
@@ -125,6 +125,7 @@ impl<K: Kv> Log<K> {
                 writes: 0,
                 removals: 0,
             }),
+            written_by,
         });
         let thread = match written_by {
             WrittenBy::Caller => None,
@@ -135,13 +136,13 @@ impl<K: Kv> Log<K> {
                 Some(spawned.map_err(Error::io("starting the log's writer"))?)
             }
         };
-        Ok(Arc::new(Self { shared, order: Mutex::new(()), thread: Mutex::new(thread), written_by }))
+        Ok(Arc::new(Self { shared, order: Mutex::new(()), thread: Mutex::new(thread) }))
     }
 
     /// Writes what waits, then refuses every further write. Returns when the writer is done.
     pub fn close(&self) {
         self.shared.queue.close();
-        self.write_own();
+        self.shared.write_own();
         let thread = self.thread.lock().expect(POISON).take();
         // The last handle may go in a callback, on the writer's own thread.
         if let Some(thread) = thread
@@ -163,7 +164,7 @@ impl<K: Kv> Log<K> {
     /// Queues the write that `plan` makes of the state, which it also brings up to date.
     fn submit(&self, done: Done, plan: impl FnOnce(&mut State) -> Work) {
         let order = self.order.lock().expect(POISON);
-        if self.written_by == WrittenBy::Thread {
+        if self.shared.written_by == WrittenBy::Thread {
             self.shared.queue.wait_for_room();
         }
         let mut state = self.shared.state_mut();
@@ -178,14 +179,8 @@ impl<K: Kv> Log<K> {
         let refused = self.shared.queue.push(job);
         drop(order);
         match refused {
-            Ok(()) => self.write_own(),
+            Ok(()) => self.shared.write_own(),
             Err(job) => (job.done)(Err(closed())),
-        }
-    }
-
-    pub(crate) fn write_own(&self) {
-        if self.written_by == WrittenBy::Caller {
-            self.shared.write_own();
         }
     }
 
@@ -301,8 +296,11 @@ impl<K: Kv> LogStore for Log<K> {
 }
 
 impl<K: Kv> Shared<K> {
-    /// Lets the calling thread be the writer, unless another one is.
+    /// Lets the calling thread be the writer where the callers write, unless another one is.
     pub(crate) fn write_own(&self) {
+        if self.written_by == WrittenBy::Thread {
+            return;
+        }
         let mut mine = false;
         while let Some(jobs) = self.queue.drain(mine) {
             mine = true;

@@ -77,7 +77,12 @@ fn a_slow_disk_holds_its_callers_back_and_memory_does_not_grow() {
             let mut bytes_max = 0;
             for index in 0..500 {
                 let done = done.clone();
-                log.append(vec![(index, content(index))], Box::new(move |_| done.send(index).unwrap()));
+                let told = move |_| {
+                    // One writer only: two of them would tell out of order.
+                    assert_eq!(std::thread::current().name(), Some("log-writer"));
+                    done.send(index).unwrap();
+                };
+                log.append(vec![(index, content(index))], Box::new(told));
                 sent.fetch_add(1, Ordering::SeqCst);
                 bytes_max = bytes_max.max(log.tail_bytes());
             }

@@ -7,6 +7,7 @@ use reach_protocol::{
     AgentId, ErrorReply, InstanceId, codec,
     frame::{Answer, ClientFrame, NodeFrame, Request, Welcome},
     limits::FRAME_MAX,
+    message::Holder,
 };
 use reach_transport::{Connection as Wire, Endpoint, LinkRx, LinkTx, SendError};
 use tokio::{
@@ -194,7 +195,8 @@ impl Link {
 
     /// The answer to a level 2 echo; lost silently when the link is.
     pub(crate) fn echo(&self, agent_id: &AgentId, instance: &InstanceId, seq: u64) {
-        let frame = ClientFrame::Echo { agent_id: agent_id.clone(), instance: instance.clone(), seq };
+        let run = Holder { agent_id: agent_id.clone(), instance: instance.clone() };
+        let frame = ClientFrame::Echo { seq, runs: vec![run] };
         if let Err(error) = self.tx.send(codec::encode(&frame)) {
             debug!(%error, "echo not sent");
         }
@@ -232,7 +234,7 @@ impl Link {
                 frame = rx.recv() => {
                     let Some(frame) = frame else { break lost(&wire).await };
                     match codec::decode("frame", &frame) {
-                        Ok(NodeFrame::Beaten { seq, .. }) => heart.answered(seq),
+                        Ok(NodeFrame::Beaten { seq }) => heart.answered(seq),
                         Ok(NodeFrame::Goodbye) => break "the node is going".into(),
                         Ok(frame) => self.take(frame, pushes),
                         Err(error) => break error.to_string(),
@@ -338,11 +340,8 @@ impl Heart {
         self.next = now + beat.every;
         // The oldest unanswered beat decides.
         self.unanswered.get_or_insert((self.seq, now + answer_within));
-        Some(ClientFrame::Beat {
-            agent_id: beat.agent_id.clone(),
-            instance: beat.instance.clone(),
-            seq: self.seq,
-        })
+        let run = Holder { agent_id: beat.agent_id.clone(), instance: beat.instance.clone() };
+        Some(ClientFrame::Beat { seq: self.seq, runs: vec![run] })
     }
 
     fn answered(&mut self, seq: u64) {

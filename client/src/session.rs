@@ -275,7 +275,7 @@ impl Session {
             return Ok(());
         }
         match frame {
-            NodeFrame::Echo { agent_id, seq } if agent_id == self.run.agent_id => {
+            NodeFrame::Echo { seq, agents } if agents.contains(&self.run.agent_id) => {
                 // The room of `max_concurrency` is for tasks. A loop that lets echoes pile up has
                 // nothing to prove anyway.
                 if self.work.capacity() > self.run.registration.max_concurrency as usize {

@@ -421,7 +421,7 @@ async fn a_blocked_loop_does_not_answer_the_echo_while_the_process_beats() {
     peer.take("m1", 0).await;
     tokio::task::spawn_blocking(move || is_inside.recv().unwrap()).await.unwrap();
 
-    peer.push(NodeFrame::Echo { agent_id: agent_id(), seq: 5 });
+    peer.push(NodeFrame::Echo { seq: 5, agents: vec![agent_id()] });
     peer.beats(5).await;
     let answered = peer.pending().into_iter().any(|frame| matches!(frame, ClientFrame::Echo { .. }));
     assert!(!answered, "the loop was blocked");

@@ -16,6 +16,7 @@ use reach_client::{Client, Options};
 use reach_protocol::{
     AgentId, Envelope, InstanceId, Json, MsgId, NodeId, Registration, Tag, codec,
     frame::{Answer, ClientFrame, NodeFrame, Request},
+    message::Holder,
 };
 use reach_transport::{Connection, Door, Endpoint, LinkRx, LinkTx, SendError};
 use tokio::{task::JoinSet, time::Instant};
@@ -88,21 +89,20 @@ impl Raw {
         let attach =
             Request::Attach { agent_id: agent_id.clone(), instance: instance.clone(), held: Vec::new() };
         self.answered(2, attach).await?;
+        let run = Holder { agent_id, instance };
         let mut beats = tokio::time::interval(self.heartbeat);
         let mut seq = 0;
         loop {
             tokio::select! {
                 _ = beats.tick() => {
                     seq += 1;
-                    let (agent_id, instance) = (agent_id.clone(), instance.clone());
-                    self.tx.send(codec::encode(&ClientFrame::Beat { agent_id, instance, seq }))?;
+                    self.tx.send(codec::encode(&ClientFrame::Beat { seq, runs: vec![run.clone()] }))?;
                 }
                 frame = self.rx.recv() => {
                     let Some(frame) = frame else { return Ok(()) };
                     match codec::decode("frame", &frame)? {
-                        NodeFrame::Echo { agent_id, seq } => {
-                            let instance = instance.clone();
-                            self.tx.send(codec::encode(&ClientFrame::Echo { agent_id, instance, seq }))?;
+                        NodeFrame::Echo { seq, .. } => {
+                            self.tx.send(codec::encode(&ClientFrame::Echo { seq, runs: vec![run.clone()] }))?;
                         }
                         NodeFrame::Deliver(_) => drop(given.fetch_add(1, Ordering::Relaxed)),
                         _ => {}

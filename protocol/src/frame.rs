@@ -13,7 +13,7 @@ use crate::{
     error::ErrorReply,
     id::{AgentId, InstanceId, MsgId, Name, NodeId, TraceId},
     json::Json,
-    message::{Hop, MessageRecord},
+    message::{Holder, Hop, MessageRecord},
     money::Money,
     rules::RulesRecord,
     stamp::Stamp,
@@ -26,10 +26,10 @@ pub enum ClientFrame {
     /// Answered by a `NodeFrame::Response` with the same id, within `timeout_ms`. A `stale` read is
     /// answered from what the node knows, without asking the leader.
     Request { id: u64, timeout_ms: u64, stale: bool, request: Request },
-    /// Level 1: the process is alive. `seq` comes back in `Beaten`.
-    Beat { agent_id: AgentId, instance: InstanceId, seq: u64 },
-    /// Level 2: the agent's own loop answers the echo it read from its dispatch stream.
-    Echo { agent_id: AgentId, instance: InstanceId, seq: u64 },
+    /// Level 1: the processes behind this link are alive. `seq` comes back in `Beaten`.
+    Beat { seq: u64, runs: Vec<Holder> },
+    /// Level 2: the agents whose own loop answered an echo from their dispatch stream.
+    Echo { seq: u64, runs: Vec<Holder> },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,12 +40,12 @@ pub enum NodeFrame {
         response: Result<Box<Answer>, Box<ErrorReply>>,
     },
     Beaten {
-        agent_id: AgentId,
         seq: u64,
     },
+    /// Asks the loops of these agents, all attached to this link, at most `ECHO_MAX`.
     Echo {
-        agent_id: AgentId,
         seq: u64,
+        agents: Vec<AgentId>,
     },
     /// A task for an agent attached to this link; sent again until it is `received`.
     Deliver(Box<Delivery<Encoded<Envelope>>>),
@@ -63,6 +63,9 @@ pub enum NodeFrame {
     /// The node is going: move to another one.
     Goodbye,
 }
+
+/// Agents that one echo asks, so that it stays a small frame.
+pub const ECHO_MAX: usize = 256;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Welcome {

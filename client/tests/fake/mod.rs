@@ -131,10 +131,10 @@ impl Node {
         tokio::spawn(async move {
             while let Some(frame) = rx.recv().await {
                 match codec::decode("frame", &frame).unwrap() {
-                    ClientFrame::Beat { agent_id, seq, .. } => {
+                    ClientFrame::Beat { seq, .. } => {
                         beaten.send_modify(|beats| *beats += 1);
                         if !deaf.load(Ordering::Relaxed) {
-                            let _ = tx.send(codec::encode(&NodeFrame::Beaten { agent_id, seq }));
+                            let _ = tx.send(codec::encode(&NodeFrame::Beaten { seq }));
                         }
                     }
                     frame => {
@@ -290,7 +290,7 @@ impl Peer {
 
     /// A full round trip through the session's loop: what it was sent before has been looked at.
     pub async fn settle(&mut self) {
-        self.push(NodeFrame::Echo { agent_id: agent_id(), seq: 77 });
+        self.push(NodeFrame::Echo { seq: 77, agents: vec![agent_id()] });
         match self.frame().await {
             ClientFrame::Echo { seq: 77, .. } => {}
             other => panic!("expected an echo, not {other:?}"),

@@ -92,15 +92,15 @@ impl Client {
         let now_ms = self.shared.clock.mono_ms();
         match frame {
             ClientFrame::Hello { .. } => {}
-            ClientFrame::Beat { agent_id, instance, seq } => {
-                if self.principal.acts_for(&agent_id) {
-                    self.shared.heartbeats.beat(&agent_id, &instance, now_ms);
-                    self.line.send(&NodeFrame::Beaten { agent_id, seq });
+            ClientFrame::Beat { seq, runs } => {
+                for run in runs.iter().filter(|run| self.principal.acts_for(&run.agent_id)) {
+                    self.shared.heartbeats.beat(&run.agent_id, &run.instance, now_ms);
                 }
+                self.line.send(&NodeFrame::Beaten { seq });
             }
-            ClientFrame::Echo { agent_id, instance, .. } => {
-                if self.principal.acts_for(&agent_id) {
-                    self.shared.heartbeats.echoed(&agent_id, &instance, now_ms);
+            ClientFrame::Echo { runs, .. } => {
+                for run in runs.iter().filter(|run| self.principal.acts_for(&run.agent_id)) {
+                    self.shared.heartbeats.echoed(&run.agent_id, &run.instance, now_ms);
                 }
             }
             ClientFrame::Request { id, timeout_ms, stale, request } => {

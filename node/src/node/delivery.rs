@@ -3,7 +3,7 @@
 //! the agent has said `received`.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -14,7 +14,7 @@ use std::{
 use reach_protocol::{
     AgentId, Code, Command, Envelope, ErrorReply, Fact, InstanceId, MessageState, MsgId,
     codec::{self, Encoded},
-    frame::{self, Answer, Held, NodeFrame, Verdict},
+    frame::{self, Answer, ECHO_MAX, Held, NodeFrame, Verdict},
     message::{Holder, MessageRecord},
 };
 use reach_raft::Step;
@@ -141,7 +141,7 @@ impl Handle {
 pub async fn run(shared: Arc<Shared>, mut inbox: Inbox) {
     let mut facts = shared.replica.facts().cursor();
     let mut sweep = tokio::time::interval(SWEEP_EVERY);
-    let mut sessions = Sessions { shared, sessions: HashMap::new(), open_at: HashMap::new(), echo: 0 };
+    let mut sessions = Sessions::of(shared);
     loop {
         tokio::select! {
             step = facts.next() => match step {
@@ -171,6 +171,8 @@ pub async fn run(shared: Arc<Shared>, mut inbox: Inbox) {
 struct Sessions {
     shared: Arc<Shared>,
     sessions: HashMap<AgentId, Session>,
+    /// By connection: who is attached over it.
+    lines: HashMap<u64, Attached>,
     /// Who has an unreceived attempt at a message open here.
     open_at: HashMap<MsgId, AgentId>,
     echo: u64,
@@ -181,6 +183,12 @@ struct Session {
     way: Way,
     /// Matched and not yet `received`; bounded by the agent's slots.
     open: BTreeMap<MsgId, Open>,
+}
+
+/// The agents of one connection, whose loops are asked together.
+struct Attached {
+    line: Line,
+    agents: BTreeSet<AgentId>,
     echo_due_ms: u64,
 }
 
@@ -267,6 +275,10 @@ fn delivery_of(shared: &Shared, agent_id: &AgentId, record: &MessageRecord) -> O
 }
 
 impl Sessions {
+    fn of(shared: Arc<Shared>) -> Self {
+        Self { shared, sessions: HashMap::new(), lines: HashMap::new(), open_at: HashMap::new(), echo: 0 }
+    }
+
     fn fact(&mut self, fact: &Fact) {
         match fact {
             Fact::Matched(record) => self.matched(record),
@@ -342,7 +354,7 @@ impl Sessions {
         if !polls_already {
             self.drop_session(&agent_id);
             let way = Way::Polls { waiting: VecDeque::new(), asked_ms: now_ms };
-            let session = Session { instance, way, open: BTreeMap::new(), echo_due_ms: u64::MAX };
+            let session = Session { instance, way, open: BTreeMap::new() };
             self.sessions.insert(agent_id.clone(), session);
             self.list_unreceived(&agent_id);
         }
@@ -421,7 +433,13 @@ impl Sessions {
         self.shared.heartbeats.attached(&agent_id, &instance, now_ms);
         let verdicts = held.iter().map(|held| self.verdict(&agent_id, &instance, held)).collect();
         line.respond(request, Ok(Answer::Attached { verdicts }));
-        let session = Session { instance, way: Way::Link(line), open: BTreeMap::new(), echo_due_ms: now_ms };
+        let attached = self.lines.entry(line.connection).or_insert_with(|| Attached {
+            line: line.clone(),
+            agents: BTreeSet::new(),
+            echo_due_ms: now_ms,
+        });
+        attached.agents.insert(agent_id.clone());
+        let session = Session { instance, way: Way::Link(line), open: BTreeMap::new() };
         self.sessions.insert(agent_id.clone(), session);
         self.list(&agent_id, held);
         self.release_what_is_over(&agent_id, held);
@@ -559,15 +577,11 @@ impl Sessions {
     }
 
     fn closed(&mut self, connection: u64) {
-        let gone: Vec<(AgentId, InstanceId)> = self
-            .sessions
-            .iter()
-            .filter(|(_, session)| matches!(&session.way, Way::Link(line) if line.connection == connection))
-            .map(|(agent_id, session)| (agent_id.clone(), session.instance.clone()))
-            .collect();
-        for (agent_id, instance) in gone {
-            self.drop_session(&agent_id);
-            self.shared.heartbeats.detached(&agent_id, &instance);
+        let gone = self.lines.remove(&connection).map(|attached| attached.agents);
+        for agent_id in gone.into_iter().flatten() {
+            if let Some(session) = self.drop_session(&agent_id) {
+                self.shared.heartbeats.detached(&agent_id, &session.instance);
+            }
         }
     }
 
@@ -575,6 +589,14 @@ impl Sessions {
         let session = self.sessions.remove(agent_id)?;
         for msg_id in session.open.keys() {
             self.open_at.remove(msg_id);
+        }
+        if let Way::Link(line) = &session.way
+            && let Some(attached) = self.lines.get_mut(&line.connection)
+        {
+            attached.agents.remove(agent_id);
+            if attached.agents.is_empty() {
+                self.lines.remove(&line.connection);
+            }
         }
         Some(session)
     }
@@ -606,19 +628,28 @@ impl Sessions {
         gone.iter().for_each(|agent_id| drop(self.drop_session(agent_id)));
     }
 
-    /// Echoes for level 2, second deliveries, and the record that a task is under way.
+    /// Echoes for level 2, for all agents of a connection at once.
+    fn ask_loops(&mut self, now_ms: u64, heartbeat_ms: u64) {
+        for attached in self.lines.values_mut().filter(|attached| now_ms >= attached.echo_due_ms) {
+            attached.echo_due_ms = now_ms + heartbeat_ms;
+            let mut agents = attached.agents.iter().cloned().peekable();
+            while agents.peek().is_some() {
+                self.echo += 1;
+                let agents = agents.by_ref().take(ECHO_MAX).collect();
+                attached.line.send(&NodeFrame::Echo { seq: self.echo, agents });
+            }
+        }
+    }
+
+    /// Echoes, second deliveries, and the record that a task is under way.
     fn sweep(&mut self) {
         let now_ms = self.shared.clock.mono_ms();
         let rules = self.shared.rules();
         let mut again: Vec<(AgentId, MsgId)> = Vec::new();
         let mut aside: Vec<Command> = Vec::new();
         self.sweep_polls(now_ms);
+        self.ask_loops(now_ms, rules.rules.liveness.heartbeat_ms);
         for (agent_id, session) in &mut self.sessions {
-            if now_ms >= session.echo_due_ms {
-                session.echo_due_ms = now_ms + rules.rules.liveness.heartbeat_ms;
-                self.echo += 1;
-                session.tell(&NodeFrame::Echo { agent_id: agent_id.clone(), seq: self.echo });
-            }
             for (msg_id, open) in &mut session.open {
                 if open.is_due(now_ms, rules.rules.delivery.resend_after_ms) {
                     again.push((agent_id.clone(), msg_id.clone()));

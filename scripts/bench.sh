@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The yardstick: builds the product as it is released, fetches its rivals into the cache, and runs the
 # same work against all of them. QUICK=1 looks once at the main points; SECS, REPS, KILLS, IN_FLIGHT,
-# SIZE, WORK and SYSTEMS choose; JSON=file keeps everything that was found out.
+# SIZE, WORK, SYSTEMS, CROWDS and DETECT choose; JSON=file keeps everything that was found out.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/env.sh
@@ -53,12 +53,17 @@ say "building with the release profile"
 cargo build --quiet --locked --release -p agent-reach -p reach-bench
 
 secs=5 warm_up=2 reps=3 kills=5 idle_secs=10 in_flight=1,64,256 size=256,1024
+crowds=100000/1000,10000/10000 watch_secs=30 detect=100
 case ${QUICK:-} in
     '' | 0) ;;
-    *) secs=2 warm_up=1 reps=1 kills=1 idle_secs=5 in_flight=1,256 size=256 ;;
+    *)
+        secs=2 warm_up=1 reps=1 kills=1 idle_secs=5 in_flight=1,256 size=256
+        crowds=10000/100 watch_secs=10 detect=10
+        ;;
 esac
 options=(--nats-server "$nats" --etcd "$etcd" --data "$AGENT_REACH_CACHE/bench" --warm-up $warm_up --idle-secs $idle_secs
     --secs "${SECS:-$secs}" --reps "${REPS:-$reps}" --kills "${KILLS:-$kills}"
+    --crowds "${CROWDS:-$crowds}" --watch-secs $watch_secs --detect "${DETECT:-$detect}"
     --in-flight "${IN_FLIGHT:-$in_flight}" --size "${SIZE:-$size}")
 [ -z "${WORK:-}" ] || options+=(--work "$WORK")
 [ -z "${SYSTEMS:-}" ] || options+=(--systems "$SYSTEMS")

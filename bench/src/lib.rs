@@ -1,6 +1,7 @@
 //! The yardstick: a load driver against any cluster, and the same work side by side against what a
 //! user would take instead.
 
+pub mod agents;
 pub mod failover;
 pub mod host;
 pub mod idle;

@@ -5,6 +5,7 @@ use std::{fs, path::PathBuf, process::ExitCode, time::Duration};
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use reach_bench::{
+    agents::{crowd, detect, hold},
     failover,
     host::Host,
     idle,
@@ -17,6 +18,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// How long what `drive` has submitted may outlive the measurement.
 const LEFT_MAX: Duration = Duration::from_secs(30);
+/// How long a cluster settles before agents come, and after they did.
+const SETTLE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Parser)]
 #[command(
@@ -37,8 +40,13 @@ enum Command {
     Failover(SideBySide),
     /// Only what idle clusters cost.
     Idle(SideBySide),
+    /// Only agents that are there: a crowd's cost, and how soon it shows that one is not.
+    Agents(AgentsOnly),
     /// The work against a cluster that runs already.
     Drive(Drive),
+    /// For `agents`: one agent in a process of its own.
+    #[command(hide = true)]
+    Hold(hold::Hold),
 }
 
 #[derive(Debug, Args)]
@@ -47,12 +55,44 @@ struct Run {
     side_by_side: SideBySide,
     #[command(flatten)]
     work: WorkOptions,
+    #[command(flatten)]
+    agents: Agents,
     /// Which server the load is connected to.
     #[arg(long, value_enum, default_value = "leader")]
     via: Via,
-    /// Leave out the failover and the idle clusters.
+    /// Leave out the failover, the idle clusters and the agents.
     #[arg(long)]
     work_only: bool,
+}
+
+#[derive(Debug, Args)]
+struct AgentsOnly {
+    #[command(flatten)]
+    side_by_side: SideBySide,
+    #[command(flatten)]
+    agents: Agents,
+}
+
+#[derive(Debug, Args)]
+struct Agents {
+    /// Agents and connections of each crowd.
+    #[arg(long, value_parser = parse_crowd, value_name = "AGENTS/CONNECTIONS", value_delimiter = ',', default_values = ["100000/1000", "10000/10000"])]
+    crowds: Vec<(usize, usize)>,
+    /// Seconds that a crowd is watched.
+    #[arg(long, default_value_t = 30)]
+    watch_secs: u64,
+    /// So many agents are killed, and as many frozen. 0: none.
+    #[arg(long, default_value_t = 100)]
+    detect: usize,
+}
+
+fn parse_crowd(text: &str) -> Result<(usize, usize), String> {
+    let parts = text.split_once('/').and_then(|(agents, connections)| {
+        Some((agents.parse::<usize>().ok()?, connections.parse::<usize>().ok()?))
+    });
+    parts
+        .filter(|(agents, connections)| (1..=*agents).contains(connections))
+        .ok_or_else(|| "give AGENTS/CONNECTIONS, such as 1000/10".into())
 }
 
 #[derive(Debug, Args)]
@@ -128,7 +168,9 @@ async fn main() -> ExitCode {
             Command::Run(options) => run(options).await,
             Command::Failover(options) => part(options, Part::Failover).await,
             Command::Idle(options) => part(options, Part::Idle).await,
+            Command::Agents(options) => agents_only(options).await,
             Command::Drive(options) => drive(options).await,
+            Command::Hold(options) => tokio::task::spawn_blocking(move || hold::run(&options)).await?,
         }
     };
     let ended = tokio::select! {
@@ -224,6 +266,8 @@ fn plan(options: &SideBySide, work: Option<&WorkOptions>, via: Via) -> anyhow::R
         ratios: Vec::new(),
         failover: Vec::new(),
         idle: Vec::new(),
+        crowds: Vec::new(),
+        detect: None,
         bars: Vec::new(),
     };
     Ok((plan, report))
@@ -243,6 +287,7 @@ async fn run(options: Run) -> anyhow::Result<()> {
         if !options.work_only {
             report.failover = failover(&plan, side_by_side).await?;
             report.idle = idle(&plan, side_by_side).await?;
+            agents(&plan, &options.agents, &mut report).await?;
         }
         Ok(())
     };
@@ -260,6 +305,32 @@ async fn part(options: SideBySide, part: Part) -> anyhow::Result<()> {
     finish(report, options.json.as_deref())
 }
 
+async fn agents_only(options: AgentsOnly) -> anyhow::Result<()> {
+    let (plan, mut report) = plan(&options.side_by_side, None, Via::Leader)?;
+    let measured = agents(&plan, &options.agents, &mut report).await;
+    finish(report, options.side_by_side.json.as_deref()).and(measured)
+}
+
+async fn agents(plan: &Plan, options: &Agents, report: &mut Report) -> anyhow::Result<()> {
+    for (agents, connections) in options.crowds.iter().copied() {
+        let watched = Duration::from_secs(options.watch_secs);
+        let crowd = crowd::Plan { agents, connections, settle: SETTLE, watched };
+        let found = crowd::measure(&plan.programs, &plan.data, &crowd).await;
+        let found = found.with_context(|| format!("{agents} agents over {connections} connections"))?;
+        print!("{}", report::crowd(&found));
+        report.crowds.push(found);
+    }
+    if options.detect > 0 {
+        let holder = std::env::current_exe()?;
+        let detect = detect::Plan { each: options.detect, settle: SETTLE, holder };
+        let found =
+            detect::measure(&plan.programs, &plan.data, &detect).await.context("killed and frozen agents")?;
+        print!("{}", report::detect(&found));
+        report.detect = Some(found);
+    }
+    Ok(())
+}
+
 async fn failover(plan: &Plan, options: &SideBySide) -> anyhow::Result<Vec<failover::Failover>> {
     let found = failover::measure(plan, options.kills).await?;
     print!("{}", report::failovers(&found));
@@ -274,7 +345,7 @@ async fn idle(plan: &Plan, options: &SideBySide) -> anyhow::Result<Vec<idle::Idl
 
 fn finish(mut report: Report, json: Option<&std::path::Path>) -> anyhow::Result<()> {
     report.ratios = report.rows.iter().flat_map(report::ratios).collect::<Vec<Ratio>>();
-    report.bars = report::bars(&report.rows, &report.ratios, &report.failover, &report.idle);
+    report.bars = report::bars(&report);
     if !report.bars.is_empty() {
         print!("{}", report::judged(&report.bars));
     }

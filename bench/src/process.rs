@@ -33,10 +33,7 @@ impl Servers {
     /// Starts one more; what it says goes to a file that [`Servers::logs`] reads.
     pub fn spawn(&mut self, program: &Path, args: &[String]) -> anyhow::Result<()> {
         let log = File::create(self.log(self.children.len()))?;
-        // It ends with this process, whatever happens to it: setpriv becomes the program.
-        let child = Command::new("setpriv")
-            .args(["--pdeathsig", "KILL", "--"])
-            .arg(program)
+        let child = tied(program)
             .args(args)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
@@ -116,6 +113,13 @@ pub fn free_port_pairs(count: usize) -> anyhow::Result<Vec<u16>> {
         }
     }
     Ok(ports)
+}
+
+/// A program that ends with this process, whatever happens to it: setpriv becomes the program.
+pub fn tied(program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command
 }
 
 /// CPU time that these processes have used so far, user and system.

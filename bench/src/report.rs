@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use crate::{
+    agents::{crowd::Crowd, detect::Detect},
     failover::Failover,
     host::Host,
     idle::Idle,
@@ -25,6 +26,8 @@ pub struct Report {
     pub ratios: Vec<Ratio>,
     pub failover: Vec<Failover>,
     pub idle: Vec<Idle>,
+    pub crowds: Vec<Crowd>,
+    pub detect: Option<Detect>,
     pub bars: Vec<Bar>,
 }
 
@@ -95,8 +98,31 @@ pub fn ratios(row: &Row) -> Vec<Ratio> {
     row.cells.iter().filter(|cell| cell.system != System::Ours).filter_map(against).collect()
 }
 
-/// The bars that the rows, failovers and idle clusters allow to judge.
-pub fn bars(rows: &[Row], ratios: &[Ratio], failover: &[Failover], idle: &[Idle]) -> Vec<Bar> {
+/// The bars that what was found allows to judge.
+pub fn bars(report: &Report) -> Vec<Bar> {
+    let mut bars = bars_of_work(&report.rows, &report.ratios, &report.failover, &report.idle);
+    // Agents with a connection each are looked at, and held to nothing.
+    for crowd in report.crowds.iter().filter(|crowd| crowd.connections < crowd.agents) {
+        let Crowd { agents, connections, .. } = crowd;
+        let of = format!("{agents} agents over {connections} connections");
+        bars.push(Bar::at_most(format!("{of}: CPU of the three nodes, cores"), crowd.cores, 1.0));
+        bars.push(Bar::at_most(format!("{of}: memory per agent and node, KiB"), crowd.kib_per_agent, 2.0));
+        bars.push(Bar::at_most(format!("{of}: Raft entries meanwhile"), crowd.entries as f64, 0.0));
+        let what = format!("{of}: registered and attached per second");
+        bars.push(Bar::at_least(what, crowd.joined_per_s, 5_000.0));
+        let lost = crowd.agents - crowd.ready.min(crowd.agents);
+        bars.push(Bar::at_most(format!("{of}: not ready afterwards"), lost as f64, 0.0));
+    }
+    if let Some(Detect { killed_s, frozen_s, wrong }) = &report.detect {
+        // A TTL and a second.
+        bars.push(Bar::at_most("agent killed: offline after, worst, s", killed_s.max, 10.0));
+        bars.push(Bar::at_most("agent's loop frozen: draining after, worst, s", frozen_s.max, 10.0));
+        bars.push(Bar::at_most("agents in a state that was not theirs", *wrong as f64, 0.0));
+    }
+    bars
+}
+
+fn bars_of_work(rows: &[Row], ratios: &[Ratio], failover: &[Failover], idle: &[Idle]) -> Vec<Bar> {
     const SIZE: usize = 256;
     let ratio = |work, in_flight, rival| {
         ratios.iter().find(|ratio: &&Ratio| {
@@ -201,6 +227,30 @@ pub fn idles(idles: &[Idle]) -> String {
     text
 }
 
+pub fn crowd(crowd: &Crowd) -> String {
+    let Crowd { agents, connections, joined_per_s, cores, load_cores, kib_per_agent, .. } = crowd;
+    let Crowd { watched_s, entries, ready, .. } = crowd;
+    format!(
+        "\n{agents} agents over {connections} connections, both heartbeats, {watched_s:.0} s
+  registered and attached    {joined_per_s:.0} per s
+  CPU of the three nodes     {cores:.2} cores, {:.1} µs per agent and second (load: {load_cores:.2} cores)
+  memory per agent and node  {kib_per_agent:.2} KiB
+  Raft entries               {entries}
+  ready afterwards           {ready}\n",
+        1e6 * cores / *agents as f64,
+    )
+}
+
+pub fn detect(detect: &Detect) -> String {
+    let Detect { killed_s, frozen_s, wrong } = detect;
+    format!(
+        "\nagents killed and frozen, seconds until it shows: median (range)
+  kill -9 → offline          {killed_s}
+  loop frozen → draining     {frozen_s}
+  in a wrong state           {wrong}\n"
+    )
+}
+
 pub fn judged(bars: &[Bar]) -> String {
     let mut text = String::from("\nbars\n");
     for bar in bars {
@@ -274,7 +324,7 @@ mod tests {
         ];
         let ratios: Vec<Ratio> = rows.iter().flat_map(super::ratios).collect();
         let judged: Vec<(f64, bool)> =
-            bars(&rows, &ratios, &[], &[]).iter().map(|bar| (bar.found, bar.met)).collect();
+            bars_of_work(&rows, &ratios, &[], &[]).iter().map(|bar| (bar.found, bar.met)).collect();
         // Submissions, CPU, then the round trip's p50 against `always` and against the default.
         assert_eq!(judged, [(2.0, true), (30.0, true), (0.4, true), (2.0, false)]);
     }

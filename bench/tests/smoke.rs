@@ -4,6 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use anyhow::Context as _;
 use reach_bench::{
+    agents::{crowd, detect},
     idle, report,
     side_by_side::Plan,
     system::{Acks, Programs, System, Via, Work},
@@ -42,6 +43,14 @@ async fn every_work_is_measured_on_our_own_cluster() -> anyhow::Result<()> {
     }
     let idle = idle::measure(&plan, Duration::from_millis(200)).await?;
     assert_eq!(idle[0].resident_mib.values.len(), 3);
+    let watched = Duration::from_millis(500);
+    let crowd = crowd::Plan { agents: 60, connections: 6, settle: Duration::ZERO, watched };
+    let crowd = crowd::measure(&plan.programs, &plan.data, &crowd).await?;
+    assert_eq!(crowd.ready, 60);
+    let holder = PathBuf::from(env!("CARGO_BIN_EXE_reach-bench"));
+    let detect = detect::Plan { each: 2, settle: Duration::ZERO, holder };
+    let detect = detect::measure(&plan.programs, &plan.data, &detect).await?;
+    assert_eq!((detect.killed_s.values.len(), detect.frozen_s.values.len(), detect.wrong), (2, 2, 0));
     // Nothing is left behind.
     assert_eq!(std::fs::read_dir(data.path())?.count(), 0);
     Ok(())

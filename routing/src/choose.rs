@@ -43,8 +43,9 @@ impl Requirement {
 
     /// For several capabilities an agent's weight is the mean of its weights for them.
     fn stride(&self, view: &View, agent_id: &AgentId) -> u128 {
-        let weights = &view.agent(agent_id).expect("a member is a known agent").weights;
-        let sum: u64 = self.required.iter().map(|tag| weights[tag]).sum();
+        let agent = view.agent(agent_id).expect("a member is a known agent");
+        let weight = |tag| agent.weight(tag).expect("a member declares what is required");
+        let sum: u64 = self.required.iter().map(weight).sum();
         SCALE * self.required.len() as u128 / u128::from(sum.max(1))
     }
 }
@@ -240,7 +241,7 @@ impl Wheels {
     pub fn join(&mut self, agent_id: &AgentId, view: &View) {
         let Some(agent) = view.agent(agent_id) else { return };
         let standing = Standing::of(agent);
-        for id in agent.weights.keys().filter_map(|tag| self.by_tag.get(tag)).flatten() {
+        for id in agent.tags().filter_map(|tag| self.by_tag.get(tag)).flatten() {
             let entry = self.wheels.get_mut(id).expect("an indexed wheel is there");
             if entry.requirement.admits(view, agent_id) {
                 entry.wheel.join(agent_id, entry.requirement.stride(view, agent_id), standing);

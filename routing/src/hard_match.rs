@@ -5,12 +5,12 @@ use reach_protocol::{AgentId, Tag};
 use crate::view::View;
 
 pub(crate) fn passes(view: &View, agent_id: &AgentId, required: &[Tag]) -> bool {
-    view.agent(agent_id).is_some_and(|agent| required.iter().all(|tag| agent.weights.contains_key(tag)))
+    view.agent(agent_id).is_some_and(|agent| required.iter().all(|tag| agent.weight(tag).is_some()))
 }
 
 /// What an agent lacks of the required capabilities.
 pub(crate) fn lacks(view: &View, agent_id: &AgentId, required: &[Tag]) -> Vec<Tag> {
-    let has = |tag: &Tag| view.agent(agent_id).is_some_and(|agent| agent.weights.contains_key(tag));
+    let has = |tag: &Tag| view.agent(agent_id).is_some_and(|agent| agent.weight(tag).is_some());
     required.iter().filter(|tag| !has(tag)).cloned().collect()
 }
 

@@ -191,7 +191,7 @@ impl Router {
 
     /// The capabilities of an agent, sorted.
     pub fn tags(&self, agent_id: &AgentId) -> impl Iterator<Item = &Tag> {
-        self.view.agent(agent_id).into_iter().flat_map(|agent| agent.weights.keys())
+        self.view.agent(agent_id).into_iter().flat_map(|agent| agent.tags())
     }
 
     /// What to tell a caller whose target nobody meets.

@@ -17,8 +17,19 @@ pub(crate) struct Agent {
     pub taken: u32,
     /// A change of it is on its way to the log.
     pub changing: bool,
-    /// In thousandths, so that shares are integers.
-    pub weights: BTreeMap<Tag, u64>,
+    /// In thousandths, so that shares are integers; by tag, sorted.
+    weights: Box<[(Tag, u64)]>,
+}
+
+impl Agent {
+    pub fn tags(&self) -> impl Iterator<Item = &Tag> {
+        self.weights.iter().map(|(tag, _)| tag)
+    }
+
+    pub fn weight(&self, tag: &Tag) -> Option<u64> {
+        let place = self.weights.binary_search_by(|(own, _)| own.cmp(tag)).ok()?;
+        Some(self.weights[place].1)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -32,17 +43,18 @@ impl View {
     pub fn put(&mut self, record: &AgentRecord, taken: u32) -> bool {
         let agent_id = record.agent_id();
         let registration = &record.registration;
-        let weights: BTreeMap<_, _> = registration
+        let mut weights: Box<[_]> = registration
             .capabilities
             .iter()
             .map(|capability| (capability.name.clone(), thousandths(capability.weight)))
             .collect();
+        weights.sort();
         let before = self.agents.get(agent_id);
         let changed = before.is_none_or(|before| before.weights != weights);
         let changing = before.is_some_and(|before| before.changing);
         if changed {
             self.forget_tags(agent_id);
-            for tag in weights.keys() {
+            for (tag, _) in &weights {
                 self.by_tag.entry(tag.clone()).or_default().insert(agent_id.clone());
             }
         }
@@ -65,7 +77,7 @@ impl View {
 
     fn forget_tags(&mut self, agent_id: &AgentId) {
         let Some(agent) = self.agents.get(agent_id) else { return };
-        for tag in agent.weights.keys() {
+        for tag in agent.tags() {
             let declared_by = self.by_tag.get_mut(tag).expect("a declared tag is indexed");
             declared_by.remove(agent_id);
             if declared_by.is_empty() {

@@ -298,9 +298,12 @@ async fn run_writer(wire: Wire, queue: Arc<Queue>) {
 async fn write(wire: &Wire, queue: &Arc<Queue>) -> Result<(), Error> {
     let mut stream = wire.open_uni().await?;
     let mut big = JoinSet::new();
-    let mut buffer = BytesMut::with_capacity(WRITE_BYTES);
+    let mut buffer = BytesMut::new();
     buffer.put_u8(TAG_LINK);
     while let Some(frames) = queue.take().await {
+        // Nothing is kept for the next time: a quiet link costs no memory.
+        let bytes = |frame: &Bytes| frame.len().min(SMALL_BYTES_MAX) + FRAME_OVERHEAD;
+        buffer.reserve(frames.iter().map(bytes).sum::<usize>().min(2 * WRITE_BYTES));
         let mut pending = 0;
         for frame in frames {
             if frame.len() <= SMALL_BYTES_MAX {
@@ -312,11 +315,11 @@ async fn write(wire: &Wire, queue: &Arc<Queue>) -> Result<(), Error> {
                 big.spawn(write_big(wire.clone(), queue.clone(), frame));
             }
             if buffer.len() >= WRITE_BYTES {
-                stream.write(buffer.split().freeze()).await?;
+                stream.write(mem::take(&mut buffer).freeze()).await?;
                 queue.written(mem::take(&mut pending));
             }
         }
-        stream.write(buffer.split().freeze()).await?;
+        stream.write(mem::take(&mut buffer).freeze()).await?;
         queue.written(pending);
         while let Some(done) = big.try_join_next() {
             joined(done)?;

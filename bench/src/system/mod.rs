@@ -19,14 +19,14 @@ use clap::ValueEnum;
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
-pub use self::ours::Target;
-use self::{etcd::Etcd, jetstream::JetStream, ours::Ours};
+pub use self::ours::{Ours, Target, agents_in};
+use self::{etcd::Etcd, jetstream::JetStream};
 use crate::{load::Ask, process::Servers};
 
 /// Every cluster has as many servers, and every write is on as many disks.
 pub const SERVERS: usize = 3;
 /// How long a cluster may take until it serves.
-const READY_MAX: Duration = Duration::from_secs(60);
+pub(crate) const READY_MAX: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 /// For one operation. Nobody's default is used: it would decide what a fault looks like.
 const ANSWER_MAX: Duration = Duration::from_secs(30);

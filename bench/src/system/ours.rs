@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use reach_client::{Agent, Client, Done, Options, Task};
 use reach_protocol::{
-    AgentId, Code, Envelope, Json, Principal, Tag,
+    AgentId, AgentState, Code, Envelope, Json, Principal, Tag,
     frame::{Answer, ClusterView, Request},
 };
 use reach_transport::{Authority, Identity};
@@ -31,13 +31,13 @@ use crate::{
 const EXPIRES_IN: Duration = Duration::from_secs(15 * 60);
 
 #[derive(Debug)]
-pub(super) struct Ours {
-    pub(super) servers: Servers,
-    pub(super) target: Target,
+pub struct Ours {
+    pub servers: Servers,
+    pub target: Target,
 }
 
 impl Ours {
-    pub(super) async fn start(program: &Path, mut servers: Servers) -> anyhow::Result<Self> {
+    pub async fn start(program: &Path, mut servers: Servers) -> anyhow::Result<Self> {
         let root = servers.dir().join("cluster");
         let mut command = Command::new(program);
         command.args(["cluster", "new", "--name", "bench", "--out"]).arg(&root);
@@ -51,7 +51,7 @@ impl Ours {
             servers.spawn(program, &["node".into(), "--config".into(), config.display().to_string()])?;
         }
         let inboxes = servers.dir().join("inboxes");
-        let target = Target { context: root.join("admin"), inboxes, expires_in: EXPIRES_IN };
+        let target = Target { inboxes, ..Target::of(root.join("admin")) };
         let ours = Self { servers, target };
         let client = ours.target.client(None, READY_MAX).await.with_context(|| ours.servers.logs())?;
         let deadline = Instant::now() + READY_MAX;
@@ -79,6 +79,13 @@ impl Ours {
         Ok(leader.0 as usize - 1)
     }
 
+    /// The last entry that every node has applied.
+    pub async fn applied(&self) -> anyhow::Result<u64> {
+        let view = self.target.view().await?;
+        let applied = view.nodes.iter().map(|node| node.report.as_ref().map(|report| report.applied));
+        applied.min().flatten().context("a node does not answer")
+    }
+
     pub(super) async fn asker(&self, work: Work, size: usize, server: usize) -> anyhow::Result<Ask> {
         self.target.asker(work, size, Some(server)).await
     }
@@ -96,8 +103,13 @@ pub struct Target {
 }
 
 impl Target {
+    /// A cluster's own folders decide the rest.
+    pub fn of(context: PathBuf) -> Self {
+        Self { context, inboxes: std::env::temp_dir(), expires_in: EXPIRES_IN }
+    }
+
     /// Over a node of that position in the context, or over any.
-    async fn client(&self, server: Option<usize>, within: Duration) -> anyhow::Result<Client> {
+    pub async fn client(&self, server: Option<usize>, within: Duration) -> anyhow::Result<Client> {
         let mut options = Options::from_context(&self.context)?;
         options.connect_timeout = within;
         Ok(Client::connect(through(options, server)?).await?)
@@ -113,16 +125,22 @@ impl Target {
 
     /// An agent of the load, by its own certificate: the folder has it, or the authority's key.
     fn agent_options(&self, agent_id: &AgentId) -> anyhow::Result<Options> {
-        let key = self.context.join("client-ca.key");
-        if self.context.join("agents").join(format!("{agent_id}.pem")).is_file() || !key.is_file() {
+        let has_key = self.context.join("client-ca.key").is_file();
+        if self.context.join("agents").join(format!("{agent_id}.pem")).is_file() || !has_key {
             return Options::from_context_as(&self.context, agent_id).with_context(|| {
                 format!("the load has an agent of its own: run `agent-reach certs issue --agent {agent_id}`")
             });
         }
+        self.options_of(Principal::Agent(agent_id.clone()))
+    }
+
+    /// With a new certificate, where the folder has the authority's key.
+    pub fn options_of(&self, principal: Principal) -> anyhow::Result<Options> {
+        let key = self.context.join("client-ca.key");
         let mut options = Options::from_context(&self.context)?;
         let ca = fs::read_to_string(self.context.join("client-ca.pem"))?;
         let authority = Authority::from_pem(&ca, &fs::read_to_string(key)?)?;
-        let identity = Identity::new(options.cluster.clone(), Principal::Agent(agent_id.clone()));
+        let identity = Identity::new(options.cluster.clone(), principal);
         let issued = authority.issue(&identity, Duration::from_secs(24 * 3600))?;
         options.credentials.cert_pem = issued.cert_pem;
         options.credentials.key_pem = issued.key_pem;
@@ -176,6 +194,24 @@ impl Target {
                 Ok(())
             })
         }))
+    }
+}
+
+/// All agents in this state.
+pub async fn agents_in(client: &Client, state: AgentState) -> anyhow::Result<Vec<AgentId>> {
+    let (mut found, mut after) = (Vec::new(), None);
+    loop {
+        let limit = 1_000;
+        let (state, capability, metadata) = (Some(state), None, None);
+        let request = Request::Agents { state, capability, metadata, limit, after };
+        let Answer::Agents { items, next, .. } = client.request(request, READY_MAX).await? else {
+            bail!("a question for agents got another answer");
+        };
+        found.extend(items.into_iter().map(|agent| agent.record.agent_id().clone()));
+        match next {
+            Some(next) => after = Some(next),
+            None => return Ok(found),
+        }
     }
 }
 

@@ -78,15 +78,8 @@ impl Shared {
         self.must_be_initialised()?;
         let mut leadership = self.replica.leadership();
         loop {
-            let now = *leadership.borrow_and_update();
-            let index = async {
-                match now.leader {
-                    _ if now.leading => self.replica.read_index().await.map_err(|_| leader::no_leader()),
-                    Some(leader) if leader != self.node_id => self.peers.read_index(leader).await,
-                    _ => Err(leader::no_leader()),
-                }
-            };
-            match tokio::time::timeout_at(deadline, index).await {
+            leadership.mark_unchanged();
+            match tokio::time::timeout_at(deadline, self.barrier.index()).await {
                 Ok(Ok(index)) => {
                     let mut applied = self.replica.applied();
                     let reached = applied.wait_for(|applied| applied.index >= index);

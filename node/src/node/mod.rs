@@ -1,5 +1,6 @@
 //! A running node: what its tasks share, and the list of the tasks.
 
+mod barrier;
 mod connection;
 mod delivery;
 mod heartbeat;
@@ -39,6 +40,7 @@ pub struct Shared {
     pub clock: Clock,
     pub replica: Replica,
     pub leader: leader::Handle,
+    pub barrier: barrier::Handle,
     pub peers: peers::Peers,
     pub delivery: delivery::Handle,
     pub waiters: waiters::Waiters,
@@ -165,6 +167,7 @@ impl Node {
         .map_err(Exit::raft)?;
 
         let (leader, leader_inbox) = leader::Handle::new();
+        let (barrier, barrier_queue) = barrier::Handle::new();
         let (delivery, delivery_inbox) = delivery::Handle::new();
         let shared = Arc::new(Shared {
             node_id,
@@ -174,6 +177,7 @@ impl Node {
             clock: Clock::default(),
             replica,
             leader,
+            barrier,
             peers,
             delivery,
             waiters: waiters::Waiters::default(),
@@ -186,6 +190,7 @@ impl Node {
         });
 
         shared.clone().spawn(leader::run(shared.clone(), leader_inbox));
+        shared.clone().spawn(barrier::run(shared.clone(), barrier_queue));
         shared.clone().spawn(delivery::run(shared.clone(), delivery_inbox));
         shared.clone().spawn(waiters::run(shared.clone()));
         shared.clone().spawn(heartbeat::run(shared.clone()));

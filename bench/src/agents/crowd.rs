@@ -5,6 +5,7 @@
 //! measure this machine and not the nodes.
 
 use std::{
+    collections::BTreeMap,
     path::Path,
     sync::{
         Arc,
@@ -16,7 +17,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use reach_client::Options;
 use reach_protocol::{
-    AgentId, AgentState, Capability, InstanceId, Principal, Registration, Tag, codec,
+    AgentId, AgentState, Capability, Code, InstanceId, Principal, Registration, Tag, codec,
     frame::{ClientFrame, NodeFrame, Request},
     message::Holder,
 };
@@ -211,27 +212,40 @@ struct Link {
 }
 
 impl Link {
-    /// Asks all of it at once; the heartbeats of those that are here go on meanwhile.
-    async fn answered(&mut self, requests: Vec<Request>) -> anyhow::Result<()> {
+    /// Asks all of it at once, and again what the node has no room for; the heartbeats of those that
+    /// are here go on meanwhile.
+    async fn answered(&mut self, mut requests: Vec<Request>) -> anyhow::Result<()> {
         let deadline = Instant::now() + ANSWER_MAX;
-        let mut open = requests.len();
-        for request in requests {
-            self.next_id += 1;
-            let timeout_ms = ANSWER_MAX.as_millis() as u64;
-            let frame = ClientFrame::Request { id: self.next_id, timeout_ms, stale: false, request };
-            self.tx.send(codec::encode(&frame))?;
-        }
-        self.beat()?;
-        while open > 0 {
-            let frame = tokio::time::timeout_at(deadline, self.rx.recv()).await.context("no answer")?;
-            let frame = frame.context("the node let go")?;
-            match codec::decode("frame", &frame)? {
-                NodeFrame::Response { response, .. } => {
-                    response?;
-                    open -= 1;
-                }
-                _ => self.take(&frame)?,
+        while !requests.is_empty() {
+            let mut open = BTreeMap::new();
+            for request in requests.drain(..) {
+                self.next_id += 1;
+                let (id, timeout_ms) = (self.next_id, ANSWER_MAX.as_millis() as u64);
+                let frame = ClientFrame::Request { id, timeout_ms, stale: false, request: request.clone() };
+                self.tx.send(codec::encode(&frame))?;
+                open.insert(id, request);
             }
+            let mut pause = Duration::ZERO;
+            while !open.is_empty() {
+                let frame = tokio::time::timeout_at(deadline, self.rx.recv()).await.context("no answer")?;
+                let frame = frame.context("the node let go")?;
+                match codec::decode("frame", &frame)? {
+                    NodeFrame::Response { id, response } => {
+                        let request = open.remove(&id).context("an answer to no question")?;
+                        match response {
+                            Err(error) if error.code == Code::Overloaded => {
+                                let asked = Duration::from_millis(error.retry_after_ms.unwrap_or_default());
+                                pause = pause.max(asked);
+                                requests.push(request);
+                            }
+                            response => drop(response?),
+                        }
+                    }
+                    _ => self.take(&frame)?,
+                }
+            }
+            sleep(pause).await;
+            self.beat()?;
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 mod barrier;
 mod connection;
+mod consensus;
 mod delivery;
 mod heartbeat;
 mod ingress;
@@ -26,6 +27,7 @@ use reach_transport::{Credentials, Door, Endpoint};
 use serde::{Deserialize, Serialize};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use self::consensus::Consensus;
 use crate::{clock::Clock, exit::Exit, http, metrics::Metrics, telemetry};
 
 pub use requests::WAIT_MAX;
@@ -105,6 +107,7 @@ pub struct Node {
     store: Store,
     client_endpoint: Endpoint,
     peer_endpoint: Endpoint,
+    consensus: Consensus,
 }
 
 /// With less free space than this, submissions are refused and what is running goes on.
@@ -127,10 +130,8 @@ impl Node {
         let store = open_store(&config)?;
         check_identity(&config, fingerprint(&peer_tls.ca_pem), &*store.log, &*store.tables).await?;
 
-        let peer_options = reach_transport::Options::peer();
-        let peer_endpoint =
-            Endpoint::server(config.peer_listen, Door::Peer, cluster.clone(), &peer_tls, peer_options)
-                .map_err(Exit::transport)?;
+        let consensus = Consensus::new()?;
+        let peer_endpoint = consensus.bind(config.peer_listen, cluster.clone(), peer_tls).await?;
         let client_options = reach_transport::Options::client();
         let client_endpoint = Endpoint::server(
             config.client_listen,
@@ -156,15 +157,7 @@ impl Node {
         let peers = peers::Peers::new(node_id, cluster.clone(), peer_endpoint.clone(), &initial_members);
         let snapshots = config.data_dir.join("snapshots");
         let raft_options = reach_raft::Options { fact_bytes, ..reach_raft::Options::new(snapshots) };
-        let replica = Replica::start(
-            raft_options,
-            node_id,
-            store.log.clone(),
-            store.tables.clone(),
-            Arc::new(peers.clone()),
-        )
-        .await
-        .map_err(Exit::raft)?;
+        let replica = consensus.replica(raft_options, node_id, &store, peers.clone()).await?;
 
         let (leader, leader_inbox) = leader::Handle::new();
         let (barrier, barrier_queue) = barrier::Handle::new();
@@ -194,7 +187,7 @@ impl Node {
         shared.clone().spawn(delivery::run(shared.clone(), delivery_inbox));
         shared.clone().spawn(waiters::run(shared.clone()));
         shared.clone().spawn(heartbeat::run(shared.clone()));
-        shared.clone().spawn(peers::run(shared.clone(), peer_endpoint.clone()));
+        consensus.spawn(&shared, peers::run(shared.clone(), peer_endpoint.clone()));
         shared.clone().spawn(connection::run(shared.clone(), client_endpoint.clone()));
         if let Some(listener) = http_listener {
             shared.clone().spawn(http::run(shared.clone(), listener));
@@ -208,7 +201,7 @@ impl Node {
             http_addr = shared.http_addr.map(tracing::field::display),
             "node started"
         );
-        Ok(Self { shared, store, client_endpoint, peer_endpoint })
+        Ok(Self { shared, store, client_endpoint, peer_endpoint, consensus })
     }
 
     /// Runs until `until` is done or a fault ends the node.
@@ -222,7 +215,7 @@ impl Node {
     }
 
     async fn stop(self) {
-        let Self { shared, store, client_endpoint, peer_endpoint } = self;
+        let Self { shared, store, client_endpoint, peer_endpoint, consensus } = self;
         shared.delivery.goodbye();
         shared.stop.cancel();
         shared.tracker.close();
@@ -232,6 +225,7 @@ impl Node {
         client_endpoint.close().await;
         shared.replica.shutdown().await;
         peer_endpoint.close().await;
+        drop(consensus);
         // The databases go before the process does: RocksDB's threads must not outlive main.
         drop(shared);
         drop(store);
@@ -241,13 +235,18 @@ impl Node {
 impl Shared {
     /// Runs a task until it ends or the node stops.
     pub fn spawn(self: Arc<Self>, task: impl Future<Output = ()> + Send + 'static) {
+        self.spawn_on(&tokio::runtime::Handle::current(), task);
+    }
+
+    fn spawn_on(&self, runtime: &tokio::runtime::Handle, task: impl Future<Output = ()> + Send + 'static) {
         let stop = self.stop.clone();
-        self.tracker.spawn(async move {
+        let until_stopped = async move {
             tokio::select! {
                 () = stop.cancelled() => {}
                 () = task => {}
             }
-        });
+        };
+        self.tracker.spawn_on(until_stopped, runtime);
     }
 }
 

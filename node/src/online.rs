@@ -1,13 +1,13 @@
 //! The commands that ask a cluster.
 
-use std::{io::Read, path::Path, time::Duration};
+use std::{collections::BTreeMap, io::Read, path::Path, time::Duration};
 
 use reach_client::{Client, Credentials, Options};
 use reach_config::Context;
 use reach_protocol::{
     AgentId, Code, Envelope, ErrorReply, InstanceId, Json, MsgId, Registration,
     envelope::{Affinity, Response},
-    frame::{Answer, Request},
+    frame::{AgentView, Answer, Request},
     message::MessageRecord,
 };
 use serde_json::json;
@@ -26,6 +26,8 @@ use crate::{
 
 /// When a caller that waits is told that nobody has the message yet.
 const LOOK_AFTER: Duration = Duration::from_secs(1);
+/// How often a list that is watched is asked for.
+const WATCH_EVERY: Duration = Duration::from_millis(500);
 /// A registration or a rules document is at most this long, in bytes.
 const FILE_MAX: u64 = 4 << 20;
 
@@ -70,13 +72,27 @@ pub async fn run(
     match command {
         Command::Cluster(ClusterCommand::Status) => session.cluster_status().await,
         Command::Cluster(ClusterCommand::Init) => session.cluster_init().await,
+        Command::Agents(AgentsCommand::Ls(filter)) if filter.watch => session.agents_watch(filter).await,
         Command::Agents(AgentsCommand::Ls(filter)) => session.agents_ls(filter).await,
         Command::Agents(AgentsCommand::Show { agent_id }) => {
-            match session.ask(Request::Agent { agent_id: agent_id.clone() }).await? {
-                Answer::Agent(view) => output.print(&show::agent(&view)),
+            session.agent(Request::Agent { agent_id: agent_id.clone() }).await
+        }
+        Command::Agents(AgentsCommand::Drain { agent_id }) => {
+            session.agent(Request::DrainAgent { agent_id: agent_id.clone() }).await
+        }
+        Command::Agents(AgentsCommand::Resume { agent_id }) => {
+            session.agent(Request::ResumeAgent { agent_id: agent_id.clone() }).await
+        }
+        Command::Agents(AgentsCommand::Rm { agent_id }) => {
+            match session.ask(Request::Remove { agent_id: agent_id.clone() }).await? {
+                Answer::Done => output.print(&show::removed(agent_id)),
                 _ => Err(unexpected()),
             }
         }
+        Command::Agents(AgentsCommand::Expire { .. }) => match session.ask(Request::ExpireNow).await? {
+            Answer::Expired(pause) => output.print(&show::expired(pause.as_ref())),
+            _ => Err(unexpected()),
+        },
         Command::Messages(MessagesCommand::Ls { limit, after }) => {
             match session.ask(Request::Messages { limit: *limit, after: after.clone() }).await? {
                 Answer::Messages { items, next, as_of } => {
@@ -104,6 +120,18 @@ pub async fn run(
             _ => Err(unexpected()),
         },
         _ => Err(Failure::usage("this command does not ask a cluster")),
+    }
+}
+
+/// `problems`: prints them. Whether there are any.
+pub async fn problems(context: &Context, global: &Global, output: Output) -> Result<bool, Failure> {
+    let client = Client::connect(options(context, global)?).await?;
+    match client.request(Request::Problems, global.timeout).await? {
+        Answer::Problems { items, as_of } => {
+            output.print(&show::problems(&items, as_of))?;
+            Ok(!items.is_empty())
+        }
+        _ => Err(unexpected()),
     }
 }
 
@@ -184,7 +212,15 @@ impl Session {
         self.cluster_status().await
     }
 
-    async fn agents_ls(&self, filter: &AgentsLs) -> Result<(), Failure> {
+    /// An answer that is one agent.
+    async fn agent(&self, request: Request) -> Result<(), Failure> {
+        match self.ask(request).await? {
+            Answer::Agent(view) => self.output.print(&show::agent(&view)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn agents(&self, filter: &AgentsLs) -> Result<(Vec<AgentView>, Shown), Failure> {
         let request = Request::Agents {
             state: filter.state,
             capability: filter.capability.clone(),
@@ -194,9 +230,46 @@ impl Session {
         };
         match self.ask(request).await? {
             Answer::Agents { items, next, as_of } => {
-                self.output.print(&show::agents(&items, next.as_ref(), as_of))
+                let shown = show::agents(&items, next.as_ref(), as_of);
+                Ok((items, shown))
             }
             _ => Err(unexpected()),
+        }
+    }
+
+    async fn agents_ls(&self, filter: &AgentsLs) -> Result<(), Failure> {
+        let (_, shown) = self.agents(filter).await?;
+        self.output.print(&shown)
+    }
+
+    /// Until it is interrupted. The whole list anew at a terminal; elsewhere who is there first, and
+    /// then each change.
+    async fn agents_watch(&self, filter: &AgentsLs) -> Result<(), Failure> {
+        let mut every = tokio::time::interval(WATCH_EVERY);
+        let mut known: BTreeMap<AgentId, show::Standing> = BTreeMap::new();
+        let mut interrupted = std::pin::pin!(crate::dev::interrupted());
+        loop {
+            tokio::select! {
+                () = &mut interrupted => return Ok(()),
+                _ = every.tick() => {}
+            }
+            let (items, shown) = self.agents(filter).await?;
+            if self.output.is_screen() {
+                self.output.redraw(&shown)?;
+                continue;
+            }
+            let now: BTreeMap<_, _> =
+                items.iter().map(|view| (view.record.agent_id().clone(), show::Standing::of(view))).collect();
+            for view in &items {
+                let agent_id = view.record.agent_id();
+                if known.get(agent_id) != now.get(agent_id) {
+                    self.output.print_change(&show::change(view))?;
+                }
+            }
+            for agent_id in known.keys().filter(|agent_id| !now.contains_key(*agent_id)) {
+                self.output.print_change(&show::gone(agent_id))?;
+            }
+            known = now;
         }
     }
 

@@ -170,6 +170,7 @@ fn command(wish: &Wish, rows: &MemoryRows) -> Option<Command> {
         }
         Wish::Remove { agent, by_operator } => Command::Remove {
             agent_id: agent_id(AGENTS[agent]),
+            instance: rows.agent(&agent_id(AGENTS[agent])).map(|record| record.instance.clone()),
             author: principal(if by_operator { "user:op" } else { "user:u" }),
         },
         Wish::Liveness { agent, state, stale } => {

@@ -6,6 +6,7 @@ mod heartbeat;
 mod ingress;
 mod leader;
 mod peers;
+mod problems;
 mod read;
 mod requests;
 mod waiters;

@@ -77,22 +77,10 @@ pub async fn run(
         Command::Agents(AgentsCommand::Show { agent_id }) => {
             session.agent(Request::Agent { agent_id: agent_id.clone() }).await
         }
-        Command::Agents(AgentsCommand::Drain { agent_id }) => {
-            session.agent(Request::DrainAgent { agent_id: agent_id.clone() }).await
-        }
-        Command::Agents(AgentsCommand::Resume { agent_id }) => {
-            session.agent(Request::ResumeAgent { agent_id: agent_id.clone() }).await
-        }
-        Command::Agents(AgentsCommand::Rm { agent_id }) => {
-            match session.ask(Request::Remove { agent_id: agent_id.clone() }).await? {
-                Answer::Done => output.print(&show::removed(agent_id)),
-                _ => Err(unexpected()),
-            }
-        }
-        Command::Agents(AgentsCommand::Expire { .. }) => match session.ask(Request::ExpireNow).await? {
-            Answer::Expired(pause) => output.print(&show::expired(pause.as_ref())),
-            _ => Err(unexpected()),
-        },
+        Command::Agents(AgentsCommand::Drain { agent_id }) => session.drain(agent_id, true).await,
+        Command::Agents(AgentsCommand::Resume { agent_id }) => session.drain(agent_id, false).await,
+        Command::Agents(AgentsCommand::Rm { agent_id }) => session.agents_rm(agent_id).await,
+        Command::Agents(AgentsCommand::Expire { .. }) => session.agents_expire().await,
         Command::Messages(MessagesCommand::Ls { limit, after }) => {
             match session.ask(Request::Messages { limit: *limit, after: after.clone() }).await? {
                 Answer::Messages { items, next, as_of } => {
@@ -216,6 +204,47 @@ impl Session {
     async fn agent(&self, request: Request) -> Result<(), Failure> {
         match self.ask(request).await? {
             Answer::Agent(view) => self.output.print(&show::agent(&view)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// What is there now is meant: asked again after a lost answer, it does nothing to what came after.
+    async fn drain(&self, agent_id: &AgentId, drains: bool) -> Result<(), Failure> {
+        let agent_id = agent_id.clone();
+        let drain_seq = match self.ask(Request::Agent { agent_id: agent_id.clone() }).await? {
+            Answer::Agent(view) => Some(view.record.drain_seq),
+            _ => return Err(unexpected()),
+        };
+        self.agent(match drains {
+            true => Request::DrainAgent { agent_id, drain_seq },
+            false => Request::ResumeAgent { agent_id, drain_seq },
+        })
+        .await
+    }
+
+    async fn agents_rm(&self, agent_id: &AgentId) -> Result<(), Failure> {
+        let instance = match self.ask(Request::Agent { agent_id: agent_id.clone() }).await {
+            Ok(Answer::Agent(view)) => view.record.instance.clone(),
+            Ok(_) => return Err(unexpected()),
+            // Removed before, or never there: the answer tells the two apart, and removes nobody.
+            Err(error) if error.reply.code == Code::NotFound => {
+                InstanceId::parse("none").expect("a legal id")
+            }
+            Err(error) => return Err(error),
+        };
+        match self.ask(Request::Remove { agent_id: agent_id.clone(), instance: Some(instance) }).await? {
+            Answer::Done => self.output.print(&show::removed(agent_id)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn agents_expire(&self) -> Result<(), Failure> {
+        let since_ms = match self.ask(Request::Rules).await? {
+            Answer::Rules(record) => record.expiry.map_or(0, |pause| pause.since_ms),
+            _ => return Err(unexpected()),
+        };
+        match self.ask(Request::ExpireNow { since_ms: Some(since_ms) }).await? {
+            Answer::Expired(pause) => self.output.print(&show::expired(pause.as_ref())),
             _ => Err(unexpected()),
         }
     }

@@ -139,8 +139,11 @@ pub enum Request {
         agent_id: AgentId,
         instance: InstanceId,
     },
+    /// `instance`: the run that is meant; without it, the one that is there when the node looks. With
+    /// it the request is safe to send again.
     Remove {
         agent_id: AgentId,
+        instance: Option<InstanceId>,
     },
     Received {
         agent_id: AgentId,
@@ -214,14 +217,20 @@ pub enum Request {
         expect: Option<u64>,
     },
     /// An operator's: no new tasks for this agent, whatever its runs say, until it is resumed.
+    /// `drain_seq` as the operator saw it; without it, as it is when the node looks. With it the request
+    /// is safe to send again.
     DrainAgent {
         agent_id: AgentId,
+        drain_seq: Option<u64>,
     },
     ResumeAgent {
         agent_id: AgentId,
+        drain_seq: Option<u64>,
     },
-    /// Ends the wait of a mass expiry, if there is one.
-    ExpireNow,
+    /// Ends the wait of a mass expiry: of the one that began at `since_ms`, or the one that is there.
+    ExpireNow {
+        since_ms: Option<u64>,
+    },
     Problems,
 }
 

@@ -47,16 +47,20 @@ impl Shared {
                 shared.delivery.detach(agent_id.clone(), instance.clone()).await;
                 self.set_liveness(&agent_id, instance, AgentState::Offline, deadline).await
             }
-            Request::Remove { agent_id } => {
-                // The run that is there now is meant, and none that comes after it.
+            Request::Remove { agent_id, instance } => {
                 self.read_barrier(deadline).await?;
-                let current = self.registered(&agent_id).map(|record| record.instance.clone());
-                let command = Command::Remove { agent_id, instance: current, author: principal.clone() };
+                let current = || self.registered(&agent_id).map(|record| record.instance.clone());
+                let instance = instance.or_else(current);
+                let command = Command::Remove { agent_id, instance, author: principal.clone() };
                 shared.propose(command, deadline).await.map(|_| Answer::Done)
             }
-            Request::DrainAgent { agent_id } => self.set_drain(principal, agent_id, true, deadline).await,
-            Request::ResumeAgent { agent_id } => self.set_drain(principal, agent_id, false, deadline).await,
-            Request::ExpireNow => self.expire_now(principal, deadline).await,
+            Request::DrainAgent { agent_id, drain_seq } => {
+                self.set_drain(principal, agent_id, drain_seq, true, deadline).await
+            }
+            Request::ResumeAgent { agent_id, drain_seq } => {
+                self.set_drain(principal, agent_id, drain_seq, false, deadline).await
+            }
+            Request::ExpireNow { since_ms } => self.expire_now(principal, since_ms, deadline).await,
             // It must work when nothing else does, and says itself when nobody leads.
             Request::Problems => Ok(shared.read_problems().await),
             Request::Received { agent_id, instance, msg_id, attempt } => {
@@ -164,6 +168,7 @@ impl Shared {
         &self,
         principal: &Principal,
         agent_id: AgentId,
+        drain_seq: Option<u64>,
         drains: bool,
         deadline: Instant,
     ) -> Result<Answer, ErrorReply> {
@@ -174,7 +179,7 @@ impl Shared {
         if record.drain.is_some() == drains {
             return self.read_agent(&agent_id);
         }
-        let (drain_seq, author) = (record.drain_seq, principal.clone());
+        let (drain_seq, author) = (drain_seq.unwrap_or(record.drain_seq), principal.clone());
         let command = match drains {
             true => Command::Drain { agent_id, drain_seq, author },
             false => Command::Resume { agent_id, drain_seq, author },
@@ -185,10 +190,16 @@ impl Shared {
         }
     }
 
-    async fn expire_now(&self, principal: &Principal, deadline: Instant) -> Result<Answer, ErrorReply> {
+    async fn expire_now(
+        &self,
+        principal: &Principal,
+        since_ms: Option<u64>,
+        deadline: Instant,
+    ) -> Result<Answer, ErrorReply> {
         self.must_operate(principal)?;
         self.read_barrier(deadline).await?;
-        let Some(pause) = self.expiry_waits() else { return Ok(Answer::Expired(None)) };
+        let is_meant = |pause: &ExpiryPause| since_ms.is_none_or(|since_ms| since_ms == pause.since_ms);
+        let Some(pause) = self.expiry_waits().filter(is_meant) else { return Ok(Answer::Expired(None)) };
         let command = Command::ExpireNow { since_ms: pause.since_ms, author: principal.clone() };
         self.propose(command, deadline).await?;
         Ok(Answer::Expired(Some(pause)))

@@ -100,7 +100,7 @@ async fn an_operators_drain_outlives_every_node_and_every_run_until_it_is_taken_
     assert_eq!(as_agent.request(drain.clone(), LONG).await.unwrap_err().code(), Code::Forbidden);
     let Answer::Agent(drained) = client.request(drain.clone(), LONG).await? else { panic!("no agent") };
     assert_eq!((drained.record.state, drained.record.reason), (AgentState::Draining, StateReason::Drained));
-    let waiting = client.submit(Envelope { ..request("gated") }).await?.msg_id;
+    let waiting = client.submit(request("gated")).await?.msg_id;
     gate.add_permits(1);
     until_message(&client, &running, StateName::Completed).await?;
     let record = client.status(&waiting).await?.record;
@@ -131,11 +131,9 @@ async fn an_operators_drain_outlives_every_node_and_every_run_until_it_is_taken_
     // The first drain, delivered late, is not a new one.
     client.request(drain, LONG).await?;
     assert_eq!(agent(&client, "worker").await?.record.state, AgentState::Ready);
-    gate.add_permits(1);
-    // None ready for 10 s it may have been given up meanwhile; then it says so.
-    let again = client.call(request("gated"), LONG);
-    gate.add_permits(1);
-    assert_eq!(again.await?.status, "completed");
+    // What waited comes first; it was given up if nobody was ready for 10 s.
+    gate.add_permits(2);
+    assert_eq!(client.call(request("gated"), LONG).await?.status, "completed");
     second.shutdown().await;
     Ok(())
 }
@@ -243,5 +241,49 @@ async fn of_three_agents_on_one_host_the_killed_one_is_found_in_time_and_alone()
     for agent in agents {
         agent.shutdown().await;
     }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_all_fall_silent_together_expiry_waits_is_told_and_ends_by_an_operators_word()
+-> anyhow::Result<()> {
+    const AGENTS: usize = 24;
+    let cluster = Cluster::start(3).await?;
+    let client = cluster.client().await?;
+    // A wait that is long enough to be looked at.
+    let rules = "[liveness]\nheartbeat_ms = 1000\nttl_ms = 6000\n[grants]\noperators = [\"admin\"]\n";
+    client.request(Request::ApplyRules { text: rules.into(), expect: None }, LONG).await?;
+    let host = Client::connect(cluster.host_options("crowd")?).await?;
+    for i in 0..AGENTS {
+        let registration = json!({ "agent_id": format!("crowd:{i}"), "capabilities": [{ "name": "gated" }] });
+        let registration = Box::new(serde_json::from_value(registration)?);
+        let request = Request::Register { registration, instance: "i1".parse()?, uptime_ms: 0 };
+        host.request(request, LONG).await?;
+    }
+
+    let waits = async {
+        loop {
+            let Answer::Problems { items, .. } = client.request(Request::Problems, LONG).await? else {
+                anyhow::bail!("no problems")
+            };
+            if let Some(problem) = items.into_iter().find(|one| one.kind == ProblemKind::MassExpiry) {
+                return Ok(problem);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let problem = tokio::time::timeout(LONG, waits).await??;
+    assert_eq!(problem.command, "agent-reach agents expire --now");
+    assert!(problem.what.starts_with("24 of 24 agents"), "{}", problem.what);
+    assert_eq!(agent(&client, "crowd:0").await?.record.state, AgentState::Ready, "nobody counts as lost yet");
+
+    let forced_at = Instant::now();
+    let Answer::Expired(Some(_)) = client.request(Request::ExpireNow { since_ms: None }, LONG).await? else {
+        panic!("nothing waited")
+    };
+    for i in 0..AGENTS {
+        until_state(&client, &format!("crowd:{i}"), AgentState::Offline).await?;
+    }
+    assert!(forced_at.elapsed() < Duration::from_secs(5), "without the word it would have waited on");
     Ok(())
 }

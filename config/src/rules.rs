@@ -71,6 +71,11 @@ pub fn render(rules: &Rules) -> String {
         number(delivery.give_back_after_ms),
     );
     line(
+        "# How long a task that an agent had received waits for it once it is offline; then another agent is tried.\n",
+        "return_within_ms",
+        number(delivery.return_within_ms),
+    );
+    line(
         "# Attempts that may end before `received`; then the message fails.\n",
         "attempts_max",
         number(delivery.attempts_max.into()),

@@ -287,3 +287,32 @@ async fn when_all_fall_silent_together_expiry_waits_is_told_and_ends_by_an_opera
     assert!(forced_at.elapsed() < Duration::from_secs(5), "without the word it would have waited on");
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_in_the_hands_of_an_agent_that_stays_away_goes_to_another() -> anyhow::Result<()> {
+    let (cluster, client) = fast_cluster().await?;
+    let rules = format!("{FAST}[delivery]\nreturn_within_ms = 1000\n");
+    client.request(Request::ApplyRules { text: rules, expect: None }, LONG).await?;
+    let closed = Arc::new(Semaphore::new(0));
+    let lost = gated(&cluster, "lost", &closed).await?;
+    let msg_id = client.submit(request("gated")).await?.msg_id;
+    until_message(&client, &msg_id, StateName::Acknowledged).await?;
+    let open = Arc::new(Semaphore::new(1));
+    let other = gated(&cluster, "other", &open).await?;
+    lost.abort().await;
+
+    let response = client.wait(&msg_id, LONG).await?;
+    assert_eq!(response.status, "completed");
+    let record = client.status(&msg_id).await?.record;
+    assert_eq!((record.attempt, &record.avoid[..]), (1, &[AgentId::parse("lost")?][..]));
+    assert_eq!(record.state.holder().map(|holder| holder.agent_id.to_string()).as_deref(), Some("other"));
+
+    // It returns with the task still in its inbox, is told to drop it, and takes the next one.
+    other.shutdown().await;
+    let lost = gated(&cluster, "lost", &open).await?;
+    open.add_permits(1);
+    assert_eq!(client.call(request("gated"), LONG).await?.status, "completed");
+    assert_eq!(agent(&client, "lost").await?.running, 0);
+    lost.shutdown().await;
+    Ok(())
+}

@@ -90,6 +90,7 @@ fn perform(change: &mut Change<'_>, command: &Command) -> Result<Reply, ErrorRep
         Command::Return { msg_id, attempt, holder, reason } => {
             message::return_attempt(change, msg_id, *attempt, holder, *reason)
         }
+        Command::Retake { msg_id, attempt, holder } => registry::retake(change, msg_id, *attempt, holder),
         Command::TimeOut { msg_id } => message::time_out(change, msg_id),
         Command::GiveUp { msg_id, error } => message::give_up(change, msg_id, error),
         Command::FreeSlot { agent_id, msg_id, attempt } => {
@@ -109,6 +110,7 @@ fn msg_id(command: &Command) -> Option<&MsgId> {
         | Command::Fail { msg_id, .. }
         | Command::Release { msg_id, .. }
         | Command::Return { msg_id, .. }
+        | Command::Retake { msg_id, .. }
         | Command::TimeOut { msg_id }
         | Command::GiveUp { msg_id, .. }
         | Command::FreeSlot { msg_id, .. } => Some(msg_id),

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use reach_protocol::{
-    AgentId, AgentState, Code, ErrorReply, Fact, InstanceId, MessageState, Principal, Registration, Reply,
-    RulesRecord, StateReason,
+    AgentId, AgentState, Code, ErrorReply, Fact, InstanceId, MessageState, MsgId, Principal, Registration,
+    Reply, RulesRecord, StateReason,
     agent::{AgentRecord, Drain, FENCED_MAX, Tombstone},
     command::ExpiryPause,
-    message::PendingReason,
+    message::{Holder, PendingReason},
 };
 
 use crate::{change::Change, event, message, rows::Write};
@@ -281,6 +281,51 @@ pub(crate) fn set_liveness(
     if state == AgentState::Offline && current.state != AgentState::Offline {
         end_attempts(change, agent_id, &End::Silent);
     }
+    Ok(Reply::Done)
+}
+
+/// Agents that may be lost one after another with the same task in their hands; then it ends. A task
+/// that kills whoever takes it must not take them all.
+const LOST_MAX: usize = 4;
+
+/// An agent that had received a task stays away: the task waits again, for another one if there is one.
+/// Void when the attempt is over, or its agent was heard since.
+pub(crate) fn retake(
+    change: &mut Change<'_>,
+    msg_id: &MsgId,
+    attempt: u32,
+    holder: &Holder,
+) -> Result<Reply, ErrorReply> {
+    let agent_id = &holder.agent_id;
+    let record = change.message(msg_id).filter(|record| {
+        record.attempt == attempt
+            && matches!(&record.state, MessageState::Acknowledged { holder: held } if held == holder)
+    });
+    let agent = change
+        .agent(agent_id)
+        .filter(|agent| agent.instance == holder.instance && agent.state == AgentState::Offline);
+    let (Some(record), Some(agent)) = (record, agent) else { return Ok(Reply::Done) };
+    let away_ms = change.stamp.cluster_ms.saturating_sub(agent.since.cluster_ms);
+    if away_ms < change.rules().rules.delivery.return_within_ms {
+        return Ok(Reply::Done);
+    }
+    let lost = PendingReason::AgentLost;
+    let mut record = (*record).clone();
+    if !record.avoid.contains(agent_id) {
+        record.avoid.push(agent_id.clone());
+    }
+    let had_it = |agent_id: &&AgentId| change.rows.was_delivered(msg_id, agent_id);
+    if record.avoid.iter().filter(had_it).count() >= LOST_MAX {
+        let lost = record.avoid.iter().map(AgentId::as_str).collect::<Vec<_>>().join(", ");
+        let message = format!("agents were lost while they had it, one after another: {lost}");
+        let error = Box::new(ErrorReply::new(Code::AttemptsExhausted, message).with_msg_id(msg_id));
+        // No holder: nobody reported this end.
+        let to = MessageState::Failed { holder: None, error };
+        change.transition(record, to, Some(Code::AttemptsExhausted.as_str()));
+    } else {
+        change.transition(record, MessageState::Pending { reason: lost }, Some(lost.as_str()));
+    }
+    change.free(agent_id, msg_id, attempt);
     Ok(Reply::Done)
 }
 

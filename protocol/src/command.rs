@@ -157,6 +157,13 @@ pub enum Command {
         holder: Holder,
         reason: PendingReason,
     },
+    /// The agent that had received it is offline for longer than the rules' `return_within_ms`; void
+    /// when it was heard since.
+    Retake {
+        msg_id: MsgId,
+        attempt: u32,
+        holder: Holder,
+    },
     /// The deadline has passed by the entry's stamp.
     TimeOut {
         msg_id: MsgId,

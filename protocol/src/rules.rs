@@ -54,6 +54,9 @@ pub struct Delivery {
     pub resend_after_ms: u64,
     /// Without `received` for this long, the attempt ends and another agent is tried.
     pub give_back_after_ms: u64,
+    /// How long a task that an agent had received waits for it once it is offline, in milliseconds; then
+    /// another agent is tried.
+    pub return_within_ms: u64,
     /// Attempts that may end before `received`; then the message fails.
     pub attempts_max: u32,
     /// The deadline of a message that names none, in milliseconds after acceptance.
@@ -67,6 +70,7 @@ impl Default for Delivery {
         Self {
             resend_after_ms: 5_000,
             give_back_after_ms: 10_000,
+            return_within_ms: 20_000,
             attempts_max: 5,
             expires_in_ms: 15 * 60 * 1000,
             stuck_slot_ms: 10 * 60 * 1000,
@@ -115,6 +119,7 @@ impl Rules {
             ("liveness.mass_expiry_min", self.liveness.mass_expiry_min.into(), 1, 1_000_000),
             ("delivery.resend_after_ms", self.delivery.resend_after_ms, 100, 600_000),
             ("delivery.give_back_after_ms", self.delivery.give_back_after_ms, 200, 600_000),
+            ("delivery.return_within_ms", self.delivery.return_within_ms, 0, 86_400_000),
             ("delivery.attempts_max", self.delivery.attempts_max.into(), 1, 100),
             ("delivery.expires_in_ms", self.delivery.expires_in_ms, 1, crate::envelope::EXPIRES_IN_MAX_MS),
             ("delivery.stuck_slot_ms", self.delivery.stuck_slot_ms, 1_000, 86_400_000),

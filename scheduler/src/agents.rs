@@ -87,6 +87,14 @@ impl Scheduler {
         self.changes.seen(agent_id);
         self.router.set_changing(agent_id, self.changes.contains(agent_id));
         self.agent_moved(agent_id);
+        if record.state == AgentState::Offline {
+            // What it holds is now due another time.
+            for msg_id in self.slots.messages(agent_id) {
+                if self.messages.contains_key(&msg_id) {
+                    self.reckon(&msg_id);
+                }
+            }
+        }
     }
 
     pub(crate) fn remove_agent(&mut self, agent_id: &AgentId) {

@@ -191,6 +191,9 @@ fn describe(command: &Command) -> String {
         Command::Return { msg_id, attempt, holder, reason } => {
             format!("return {msg_id} attempt {attempt} of {} ({})", holder.agent_id, reason.as_str())
         }
+        Command::Retake { msg_id, attempt, holder } => {
+            format!("retake {msg_id} attempt {attempt} of {}", holder.agent_id)
+        }
         Command::TimeOut { msg_id } => format!("time out {msg_id}"),
         Command::GiveUp { msg_id, error } => format!("give up {msg_id}: {error}"),
         Command::FreeSlot { agent_id, msg_id, attempt } => {

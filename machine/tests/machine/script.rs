@@ -259,6 +259,7 @@ fn command(words: &Words<'_>, rows: &MemoryRows) -> Command {
             holder: held(),
             reason: pending_reason(words.plain.get(3).unwrap_or(&"delivery_failed")),
         },
+        "retake" => Command::Retake { msg_id: message(), attempt: attempt(), holder: held() },
         "timeout" => Command::TimeOut { msg_id: message() },
         "giveup" => Command::GiveUp {
             msg_id: message(),
@@ -312,6 +313,7 @@ fn rules(words: &Words<'_>, mut rules: Rules) -> Rules {
                 rules.grants.operators = value.split(',').map(|name| Name::parse(name).unwrap()).collect()
             }
             "attempts_max" => rules.delivery.attempts_max = number() as u32,
+            "return_within_ms" => rules.delivery.return_within_ms = number(),
             "remove_after_ms" => rules.liveness.remove_after_ms = number(),
             "waiting_max" => rules.routing.waiting_max = number(),
             "result_bytes" => rules.limits.result_bytes = number() as usize,

@@ -3,7 +3,7 @@
 
 use std::env;
 
-use reach_client::{Agent, Done, Options, Task, protocol::AgentId};
+use reach_client::{Agent, Done, Options, Stopped, Task, protocol::AgentId};
 use serde_json::json;
 
 #[tokio::main]
@@ -24,12 +24,8 @@ async fn main() -> anyhow::Result<()> {
         .connect(options)
         .await?;
     println!("{} is ready; Ctrl-C ends it", agent.agent_id());
-    tokio::select! {
-        stopped = agent.stopped() => println!("stopped: {stopped:?}"),
-        interrupted = tokio::signal::ctrl_c() => {
-            interrupted?;
-            agent.shutdown().await;
-        }
+    match agent.serve().await {
+        Stopped::Asked => Ok(()),
+        stopped => anyhow::bail!("stopped: {stopped:?}"),
     }
-    Ok(())
 }

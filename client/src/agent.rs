@@ -5,11 +5,13 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
     thread,
+    time::Duration,
 };
 
 use futures_util::FutureExt;
 use reach_protocol::{
-    AgentId, Capability, ErrorReply, InstanceId, Json, Registration, Tag, agent::MAX_CONCURRENCY_DEFAULT,
+    AgentId, Capability, ErrorReply, InstanceId, Json, Name, Registration, Tag, Topics,
+    agent::{MAX_CONCURRENCY_DEFAULT, Subscription},
 };
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -59,7 +61,10 @@ impl Agent {
 pub struct AgentBuilder {
     agent_id: Option<String>,
     capabilities: Vec<(String, f64)>,
+    declared: Vec<Capability>,
     metadata: Vec<(String, Json)>,
+    subscriptions: Vec<(String, Option<String>)>,
+    ttl: Option<Duration>,
     max_concurrency: u32,
     host: Option<String>,
     port: Option<u16>,
@@ -72,7 +77,10 @@ impl AgentBuilder {
         Self {
             agent_id,
             capabilities: Vec::new(),
+            declared: Vec::new(),
             metadata: Vec::new(),
+            subscriptions: Vec::new(),
+            ttl: None,
             max_concurrency: MAX_CONCURRENCY_DEFAULT,
             host: None,
             port: None,
@@ -84,6 +92,26 @@ impl AgentBuilder {
     /// At least one. Twice the weight, twice the share of tasks.
     pub fn capability(mut self, name: impl Into<String>, weight: f64) -> Self {
         self.capabilities.push((name.into(), weight));
+        self
+    }
+
+    /// A capability with all that may be said of it: version, cost per call, schemas.
+    pub fn declare(mut self, capability: Capability) -> Self {
+        self.declared.push(capability);
+        self
+    }
+
+    /// Events it wants: a type with its version, or a prefix such as `task.*`. Without a group it has
+    /// one of its own and sees every event. Declared and shown in this version; delivered by a later one.
+    pub fn subscribe(mut self, to: impl Into<String>, group: Option<&str>) -> Self {
+        self.subscriptions.push((to.into(), group.map(str::to_owned)));
+        self
+    }
+
+    /// How long it may be silent before it counts as gone, when that is longer than the rule's TTL. At
+    /// most 10 min. Its death is found as much later.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Some(ttl);
         self
     }
 
@@ -184,9 +212,17 @@ impl AgentBuilder {
         });
         // The generated name is filled in when the inbox is open.
         let placeholder = AgentId::parse("unnamed").expect("letters are legal in an id");
-        let capabilities = capabilities.collect::<Result<_, Error>>()?;
+        let mut capabilities = capabilities.collect::<Result<Vec<_>, Error>>()?;
+        capabilities.extend(self.declared);
+        let subscriptions = self.subscriptions.iter().map(|(to, group)| {
+            let wrong = |error| invalid(&format!("subscription {to}"), &error);
+            let group = group.as_deref().map(Name::parse).transpose().map_err(wrong)?;
+            Ok(Subscription { to: Topics::parse(to).map_err(wrong)?, group })
+        });
         let mut registration = Registration::new(agent_id.clone().unwrap_or(placeholder), capabilities);
         registration.max_concurrency = self.max_concurrency;
+        registration.subscriptions = subscriptions.collect::<Result<_, Error>>()?;
+        registration.ttl_ms = self.ttl.map(|ttl| ttl.as_millis() as u64);
         registration.metadata = self.metadata.into_iter().collect();
         registration.host = self.host;
         registration.port = self.port;
@@ -354,6 +390,30 @@ impl RunningAgent {
         // A session that is over already has said why.
         let _ = self.orders.send(Order::Shutdown(deadline)).await;
         self.stopped().await
+    }
+
+    /// Serves until SIGTERM or SIGINT, then shuts down as [`RunningAgent::shutdown`] does: running tasks
+    /// end first, for up to `drain_timeout`. A second signal ends the run at once.
+    pub async fn serve(self) -> Stopped {
+        use tokio::signal::unix::{SignalKind, signal};
+        let (Ok(mut terminate), Ok(mut interrupt)) =
+            (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+        else {
+            return self.stopped().await;
+        };
+        tokio::select! {
+            stopped = self.stopped() => return stopped,
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        let deadline = Instant::now() + self.client.drain_timeout();
+        let _ = self.orders.send(Order::Shutdown(deadline)).await;
+        tokio::select! {
+            stopped = self.stopped() => return stopped,
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        self.abort().await
     }
 
     /// Ends the run at once and tells nobody, as if the process had died; returns when the inbox is

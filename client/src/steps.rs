@@ -104,7 +104,8 @@ impl Run {
         let request = Request::Attach { agent_id: agent_id.clone(), instance: instance.clone(), held };
         match self.connection.request_over(link, &request, deadline).await? {
             Answer::Attached { verdicts } if verdicts.len() == expected => {
-                let every = Duration::from_millis(heartbeat_ms.max(10));
+                // Also with a TTL of its own: a beat that is not answered tells of a lost node.
+                let every = Duration::from_millis(heartbeat_ms.min(link.welcome.heartbeat_ms).max(10));
                 Ok((verdicts, Beat { generation: link.generation, agent_id, instance, every }))
             }
             _ => Err(Error::Unexpected { asked: "attachment" }),

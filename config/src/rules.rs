@@ -49,6 +49,16 @@ pub fn render(rules: &Rules) -> String {
         "ttl_ms",
         number(liveness.ttl_ms),
     );
+    line(
+        "# Offline for so long, a registration is removed.\n",
+        "remove_after_ms",
+        number(liveness.remove_after_ms),
+    );
+    line(
+        "# More than half of the agents, and at least so many, that are about to expire together get one more ttl_ms.\n",
+        "mass_expiry_min",
+        number(liveness.mass_expiry_min.into()),
+    );
     line("\n", "[delivery]", String::new());
     line(
         "# Without the agent's `received` for this long, the same attempt is sent again.\n",
@@ -59,6 +69,11 @@ pub fn render(rules: &Rules) -> String {
         "# Without `received` for this long, another agent is tried; above resend_after_ms.\n",
         "give_back_after_ms",
         number(delivery.give_back_after_ms),
+    );
+    line(
+        "# How long a task that an agent had received waits for it once it is offline; then another agent is tried.\n",
+        "return_within_ms",
+        number(delivery.return_within_ms),
     );
     line(
         "# Attempts that may end before `received`; then the message fails.\n",
@@ -91,8 +106,10 @@ pub fn render(rules: &Rules) -> String {
     line("", "result_bytes", number(limits.result_bytes as u64));
     line("", "intent_bytes", number(limits.intent_bytes as u64));
     line("", "excerpt_bytes", number(limits.excerpt_bytes as u64));
-    line("# Of a registration: a count, and bytes.\n", "capabilities", number(limits.capabilities as u64));
+    line("# Of a registration: counts, and bytes.\n", "capabilities", number(limits.capabilities as u64));
+    line("", "subscriptions", number(limits.subscriptions as u64));
     line("", "metadata_bytes", number(limits.metadata_bytes as u64));
+    line("# Of each schema of a capability.\n", "schema_bytes", number(limits.schema_bytes as u64));
     line("# Agents that a message may prefer.\n", "preferred_agents", number(limits.preferred_agents as u64));
     line("\n", "[grants]", String::new());
     line(

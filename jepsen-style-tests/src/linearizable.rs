@@ -9,6 +9,8 @@ pub enum Action {
     /// To a value, or to nothing.
     Write(Option<u64>),
     Read(Option<u64>),
+    /// To nothing, if it held this value.
+    RemoveIf(u64),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +26,7 @@ pub fn is_linearizable(history: &[Operation]) -> bool {
     // A read without an answer says nothing.
     let history: Vec<Operation> = history
         .iter()
-        .filter(|operation| operation.ended.is_some() || matches!(operation.action, Action::Write(_)))
+        .filter(|operation| operation.ended.is_some() || !matches!(operation.action, Action::Read(_)))
         .copied()
         .collect();
     let mut tried: HashSet<(BTreeSet<usize>, Option<u64>)> = HashSet::new();
@@ -44,6 +46,8 @@ pub fn is_linearizable(history: &[Operation]) -> bool {
             }
             let next = match operation.action {
                 Action::Write(value) => value,
+                Action::RemoveIf(held) if value == Some(held) => None,
+                Action::RemoveIf(_) => value,
                 Action::Read(read) if read == value => value,
                 Action::Read(_) => continue,
             };
@@ -75,6 +79,11 @@ mod tests {
         assert!(is_linearizable(&[write(1, 0, Some(1)), read(Some(1), 2, 3)]));
         // Two at once: either order.
         assert!(is_linearizable(&[write(1, 0, Some(5)), write(2, 0, Some(5)), read(Some(1), 6, 7)]));
+        // A late removal of what is no longer there removes nothing.
+        let removal = |began, ended| Operation { action: Action::RemoveIf(1), began, ended };
+        let history = [write(1, 0, Some(1)), removal(2, Some(3)), write(2, 4, Some(5)), removal(6, Some(7))];
+        assert!(is_linearizable(&[&history[..], &[read(Some(2), 8, 9)]].concat()));
+        assert!(!is_linearizable(&[&history[..], &[read(None, 8, 9)]].concat()));
         // A read beside the write may see either.
         assert!(is_linearizable(&[write(1, 0, Some(9)), read(None, 1, 2), read(Some(1), 3, 4)]));
         // Without an answer it may have happened late, or not at all.

@@ -1,8 +1,6 @@
 //! The registry as a register: agents are registered and read by several callers at once, and each
-//! agent's history must be linearizable.
-//!
-//! Removing is left out: it names no run, so a client that asks again after a lost answer may remove
-//! what was registered meanwhile.
+//! agent's history must be linearizable. A removal names the run it means, so that one that is asked
+//! again after a lost answer does nothing to what was registered meanwhile.
 
 use std::{
     collections::BTreeMap,
@@ -125,16 +123,21 @@ struct Caller {
 impl Caller {
     async fn run(mut self, stop: Arc<AtomicBool>) -> anyhow::Result<Vec<Operation>> {
         let mut history = Vec::new();
+        let mut seen = None;
         for i in 0..TURN as u64 {
             if stop.load(Ordering::Relaxed) {
                 break;
             }
             let began = self.now();
             let value = self.number * 1_000 + i;
-            let (asked, action) = match self.rng.u8(..10) {
-                0..5 => (self.register(value).await, Action::Write(Some(value))),
+            let (asked, action) = match (self.rng.u8(..10), seen) {
+                (0..5, _) => (self.register(value).await, Action::Write(Some(value))),
+                (5..7, Some(held)) => (self.remove(held).await, Action::RemoveIf(held)),
                 _ => match self.read().await {
-                    Ok(read) => (Ok(()), Action::Read(read)),
+                    Ok(read) => {
+                        seen = read;
+                        (Ok(()), Action::Read(read))
+                    }
                     Err(error) => (Err(error), Action::Read(None)),
                 },
             };
@@ -166,6 +169,12 @@ impl Caller {
         registration.metadata.insert("value".into(), Json::from_value(&value.into()));
         let instance = InstanceId::parse(&format!("i_{value}")).expect("a legal id");
         let request = Request::Register { registration: Box::new(registration), instance, uptime_ms: 0 };
+        self.client.request(request, TIMEOUT).await.map(drop)
+    }
+
+    async fn remove(&self, value: u64) -> Result<(), Error> {
+        let instance = InstanceId::parse(&format!("i_{value}")).expect("a legal id");
+        let request = Request::Remove { agent_id: self.agent_id.clone(), instance: Some(instance) };
         self.client.request(request, TIMEOUT).await.map(drop)
     }
 

@@ -2,7 +2,9 @@
 //! nothing can happen without its event. They carry ids and figures, never content.
 
 use reach_protocol::{
-    AgentId, EventType, Json, Money, MsgId,
+    AgentId, AgentState, EventType, InstanceId, Json, Money, MsgId,
+    agent::AgentRecord,
+    command::ExpiryPause,
     message::{EventRow, Holder, MessageRecord},
 };
 use serde::Serialize;
@@ -26,15 +28,52 @@ pub(crate) fn task_completed(
     holder: &Holder,
     cost: Option<Money>,
 ) {
-    let event_type = EventType::parse("task.completed.v1").expect("the name keeps the rule");
     let data =
         TaskCompleted { msg_id: &record.msg_id, agent_id: &holder.agent_id, attempt: record.attempt, cost };
+    put(change, "task.completed.v1", Some(record), &data);
+}
+
+/// The data of `agent.liveness_changed.v1`.
+#[derive(Serialize)]
+struct LivenessChanged<'a> {
+    agent_id: &'a AgentId,
+    instance_id: &'a InstanceId,
+    state: AgentState,
+    reason: &'a str,
+}
+
+/// A command changes the liveness of at most one agent.
+pub(crate) fn liveness_changed(change: &mut Change<'_>, record: &AgentRecord) {
+    let data = LivenessChanged {
+        agent_id: record.agent_id(),
+        instance_id: &record.instance,
+        state: record.state,
+        reason: record.reason.as_str(),
+    };
+    put(change, "agent.liveness_changed.v1", None, &data);
+}
+
+/// The data of `cluster.mass_expiry.v1`.
+#[derive(Serialize)]
+struct MassExpiry {
+    agents: u32,
+    of: u32,
+    wait_ms: u64,
+}
+
+pub(crate) fn mass_expiry(change: &mut Change<'_>, pause: &ExpiryPause) {
+    let data = MassExpiry { agents: pause.agents, of: pause.of, wait_ms: pause.wait_ms };
+    put(change, "cluster.mass_expiry.v1", None, &data);
+}
+
+fn put(change: &mut Change<'_>, event_type: &str, of: Option<&MessageRecord>, data: &impl Serialize) {
+    let event_type = EventType::parse(event_type).expect("the name keeps the rule");
     let row = EventRow {
         offset: change.rows.next_offset(&event_type),
         event_type,
         at: change.stamp,
-        trace_id: Some(record.trace_id.clone()),
-        data: Json::of(&data).expect("ids and numbers are JSON"),
+        trace_id: of.map(|record| record.trace_id.clone()),
+        data: Json::of(data).expect("ids and numbers are JSON"),
     };
     change.write(Write::PutEvent(row));
 }

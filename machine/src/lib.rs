@@ -54,7 +54,20 @@ fn perform(change: &mut Change<'_>, command: &Command) -> Result<Reply, ErrorRep
         Command::Register { registration, instance, started_ms, author } => {
             registry::register(change, registration, instance, *started_ms, author)
         }
-        Command::Remove { agent_id, author } => registry::remove(change, agent_id, author),
+        Command::Remove { agent_id, instance, author } => {
+            registry::remove(change, agent_id, instance.as_ref(), author)
+        }
+        Command::RemoveOffline { agent_id, instance, liveness_seq } => {
+            registry::remove_offline(change, agent_id, instance, *liveness_seq)
+        }
+        Command::Drain { agent_id, drain_seq, author } => {
+            registry::drain(change, agent_id, *drain_seq, author)
+        }
+        Command::Resume { agent_id, drain_seq, author } => {
+            registry::resume(change, agent_id, *drain_seq, author)
+        }
+        Command::PauseExpiry { pause } => registry::pause_expiry(change, pause),
+        Command::ExpireNow { since_ms, author } => registry::expire_now(change, *since_ms, author),
         Command::SetLiveness { agent_id, instance, liveness_seq, state, reason } => {
             registry::set_liveness(change, agent_id, instance, *liveness_seq, *state, *reason)
         }
@@ -77,6 +90,7 @@ fn perform(change: &mut Change<'_>, command: &Command) -> Result<Reply, ErrorRep
         Command::Return { msg_id, attempt, holder, reason } => {
             message::return_attempt(change, msg_id, *attempt, holder, *reason)
         }
+        Command::Retake { msg_id, attempt, holder } => registry::retake(change, msg_id, *attempt, holder),
         Command::TimeOut { msg_id } => message::time_out(change, msg_id),
         Command::GiveUp { msg_id, error } => message::give_up(change, msg_id, error),
         Command::FreeSlot { agent_id, msg_id, attempt } => {
@@ -96,6 +110,7 @@ fn msg_id(command: &Command) -> Option<&MsgId> {
         | Command::Fail { msg_id, .. }
         | Command::Release { msg_id, .. }
         | Command::Return { msg_id, .. }
+        | Command::Retake { msg_id, .. }
         | Command::TimeOut { msg_id }
         | Command::GiveUp { msg_id, .. }
         | Command::FreeSlot { msg_id, .. } => Some(msg_id),
@@ -103,6 +118,11 @@ fn msg_id(command: &Command) -> Option<&MsgId> {
         | Command::ApplyRules { .. }
         | Command::Register { .. }
         | Command::Remove { .. }
+        | Command::RemoveOffline { .. }
+        | Command::Drain { .. }
+        | Command::Resume { .. }
+        | Command::PauseExpiry { .. }
+        | Command::ExpireNow { .. }
         | Command::SetLiveness { .. } => None,
     }
 }

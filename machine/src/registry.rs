@@ -4,23 +4,25 @@
 use std::sync::Arc;
 
 use reach_protocol::{
-    AgentId, AgentState, Code, ErrorReply, Fact, InstanceId, MessageState, Principal, Registration, Reply,
-    StateReason,
-    agent::{AgentRecord, Tombstone},
-    message::PendingReason,
+    AgentId, AgentState, Code, ErrorReply, Fact, InstanceId, MessageState, MsgId, Principal, Registration,
+    Reply, RulesRecord, StateReason,
+    agent::{AgentRecord, Drain, FENCED_MAX, Tombstone},
+    command::ExpiryPause,
+    message::{Holder, PendingReason},
 };
 
-use crate::{change::Change, message, rows::Write};
+use crate::{change::Change, event, message, rows::Write};
 
 /// Registering is an upsert on the agent's id.
 ///
 /// - A first run, or one that started later than the current one (ties: the larger instance id),
 ///   becomes the current run: `ready`, its liveness counted from 0. The run it replaces is fenced
 ///   for good.
+/// - An operator's drain goes over to the next run: that one begins as `draining`.
 /// - The current run keeps its start, its state and its liveness, whatever it declares anew; an
 ///   equal registration writes nothing. One that was `offline` stays so until `SetLiveness`.
-/// - An earlier run is refused with `stale_instance`. So is, whatever start it names, a run that was
-///   removed or replaced last: its start was computed once, at its first registration.
+/// - An earlier run is refused with `stale_instance`. So is, whatever start it names, each of the last
+///   runs that were removed or replaced: a start is computed once, at a run's first registration.
 pub(crate) fn register(
     change: &mut Change<'_>,
     registration: &Registration,
@@ -38,7 +40,7 @@ pub(crate) fn register(
     }
     let start = (started_ms, instance);
     if let Some(gone) = change.rows.tombstone(agent_id)
-        && (gone.instance == *instance || (current.is_none() && (gone.started_ms, &gone.instance) >= start))
+        && (gone.names(instance) || (current.is_none() && (gone.started_ms, &gone.instance) >= start))
     {
         let message = format!(
             "instance {instance} of agent {agent_id} was removed, or started before one that was: stop this run"
@@ -55,15 +57,22 @@ pub(crate) fn register(
     }
     registration.validate(&change.rules().rules.limits)?;
 
+    let drain = current.as_ref().and_then(|current| current.drain.clone());
+    let (state, reason) = match &drain {
+        None => (AgentState::Ready, StateReason::Registered),
+        Some(_) => (AgentState::Draining, StateReason::Drained),
+    };
     let record = Arc::new(AgentRecord {
         registration: registration.clone(),
         instance: instance.clone(),
         started_ms,
         registered: change.stamp,
-        state: AgentState::Ready,
-        reason: StateReason::Registered,
+        state,
+        reason,
         since: change.stamp,
         liveness_seq: 0,
+        drain,
+        drain_seq: current.as_ref().map_or(0, |current| current.drain_seq),
     });
     if let Some(fenced) = &current {
         bury(change, fenced);
@@ -71,6 +80,9 @@ pub(crate) fn register(
     }
     change.write(Write::PutAgent(record.clone()));
     change.fact(Fact::Registered(record.clone()));
+    if current.as_ref().is_some_and(|current| current.state != state) {
+        event::liveness_changed(change, &record);
+    }
     if current.is_some() {
         end_attempts(change, agent_id, &End::Replaced { by: instance });
     }
@@ -94,10 +106,12 @@ fn update(
 
 /// An operator, or whoever acts for the agent, takes it out of the registry. A tombstone stays, so
 /// that neither this run nor an earlier one comes back. Nothing it held is lost: what it had
-/// received waits again too.
+/// received waits again too. Only the run that was meant is removed: a repeat says nothing to one
+/// that came after it.
 pub(crate) fn remove(
     change: &mut Change<'_>,
     agent_id: &AgentId,
+    instance: Option<&InstanceId>,
     author: &Principal,
 ) -> Result<Reply, ErrorReply> {
     if !author.acts_for(agent_id) && !change.rules().rules.is_operator(author) {
@@ -108,17 +122,134 @@ pub(crate) fn remove(
     let Some(current) = change.agent(agent_id) else {
         return match change.rows.tombstone(agent_id) {
             Some(_) => Ok(Reply::Done),
-            None => Err(ErrorReply::new(Code::NotFound, format!("no agent {agent_id} is registered"))),
+            None => Err(unknown(agent_id)),
         };
     };
-    bury(change, &current);
-    change.fact(Fact::Removed { agent_id: agent_id.clone(), instance: current.instance.clone() });
-    end_attempts(change, agent_id, &End::Removed);
+    if instance == Some(&current.instance) {
+        take_out(change, &current);
+    }
     Ok(Reply::Done)
 }
 
+/// The leader's verdict on a registration that has outlived its agent. Void when the agent was heard
+/// since, or has not been offline for long enough by the entry's own stamp.
+pub(crate) fn remove_offline(
+    change: &mut Change<'_>,
+    agent_id: &AgentId,
+    instance: &InstanceId,
+    liveness_seq: u64,
+) -> Result<Reply, ErrorReply> {
+    let Some(current) = change.agent(agent_id) else { return Ok(Reply::Done) };
+    let is_current = current.instance == *instance && current.liveness_seq == liveness_seq;
+    let silent_ms = change.stamp.cluster_ms.saturating_sub(current.since.cluster_ms);
+    let is_due = silent_ms >= change.rules().rules.liveness.remove_after_ms;
+    if is_current && is_due && current.state == AgentState::Offline {
+        take_out(change, &current);
+    }
+    Ok(Reply::Done)
+}
+
+fn take_out(change: &mut Change<'_>, current: &AgentRecord) {
+    bury(change, current);
+    let agent_id = current.agent_id();
+    change.fact(Fact::Removed { agent_id: agent_id.clone(), instance: current.instance.clone() });
+    end_attempts(change, agent_id, &End::Removed);
+}
+
+/// An operator takes an agent out of the choice, whatever its runs say, until `resume`. What it runs
+/// goes on to its end. Void, and answered with the agent as it is, when somebody drained or resumed
+/// it since the operator looked.
+pub(crate) fn drain(
+    change: &mut Change<'_>,
+    agent_id: &AgentId,
+    drain_seq: u64,
+    author: &Principal,
+) -> Result<Reply, ErrorReply> {
+    let drain = Drain { by: author.clone(), at: change.stamp };
+    set_drain(change, agent_id, drain_seq, author, Some(drain))
+}
+
+/// Takes the drain back. An agent that left by itself, or is silent, stays as it is.
+pub(crate) fn resume(
+    change: &mut Change<'_>,
+    agent_id: &AgentId,
+    drain_seq: u64,
+    author: &Principal,
+) -> Result<Reply, ErrorReply> {
+    set_drain(change, agent_id, drain_seq, author, None)
+}
+
+fn set_drain(
+    change: &mut Change<'_>,
+    agent_id: &AgentId,
+    drain_seq: u64,
+    author: &Principal,
+    drain: Option<Drain>,
+) -> Result<Reply, ErrorReply> {
+    if !change.rules().rules.is_operator(author) {
+        let message = format!("{author} may not drain or resume agents: grants.operators does not name it");
+        return Err(ErrorReply::new(Code::Forbidden, message));
+    }
+    let Some(current) = change.agent(agent_id) else { return Err(unknown(agent_id)) };
+    if current.drain_seq != drain_seq || current.drain.is_some() == drain.is_some() {
+        return Ok(Reply::Agent(Box::new((*current).clone())));
+    }
+    let mut record = AgentRecord { drain_seq: drain_seq + 1, ..(*current).clone() };
+    let moved = match (&drain, current.state, current.reason) {
+        (Some(_), AgentState::Ready, _) => Some((AgentState::Draining, StateReason::Drained)),
+        (None, AgentState::Draining, StateReason::Drained) => Some((AgentState::Ready, StateReason::Resumed)),
+        _ => None,
+    };
+    record.drain = drain;
+    if let Some((state, reason)) = moved {
+        (record.state, record.reason, record.since) = (state, reason, change.stamp);
+        record.liveness_seq += 1;
+    }
+    let record = Arc::new(record);
+    change.write(Write::PutAgent(record.clone()));
+    change.fact(Fact::DrainChanged(record.clone()));
+    if moved.is_some() {
+        event::liveness_changed(change, &record);
+    }
+    Ok(Reply::Agent(Box::new((*record).clone())))
+}
+
+/// The leader has a mass expiry wait: noted where every node sees it, with an event, once.
+pub(crate) fn pause_expiry(change: &mut Change<'_>, pause: &ExpiryPause) -> Result<Reply, ErrorReply> {
+    let current = change.rules();
+    if current.expiry.as_ref().is_none_or(|last| last.since_ms < pause.since_ms) {
+        put_expiry(change, &current, pause.clone());
+        event::mass_expiry(change, pause);
+    }
+    Ok(Reply::Done)
+}
+
+/// An operator knows better: the wait that began at `since_ms` ends now.
+pub(crate) fn expire_now(
+    change: &mut Change<'_>,
+    since_ms: u64,
+    author: &Principal,
+) -> Result<Reply, ErrorReply> {
+    let current = change.rules();
+    if !current.rules.is_operator(author) {
+        let message = format!("{author} may not end the wait: grants.operators does not name it");
+        return Err(ErrorReply::new(Code::Forbidden, message));
+    }
+    let waits = |pause: &&ExpiryPause| pause.since_ms == since_ms && pause.forced_by.is_none();
+    if let Some(pause) = current.expiry.as_ref().filter(waits) {
+        put_expiry(change, &current, ExpiryPause { forced_by: Some(author.clone()), ..pause.clone() });
+    }
+    Ok(Reply::Done)
+}
+
+fn put_expiry(change: &mut Change<'_>, current: &RulesRecord, pause: ExpiryPause) {
+    let record = RulesRecord { expiry: Some(pause), ..current.clone() };
+    change.write(Write::PutRules(Arc::new(record)));
+}
+
 /// Void unless instance and sequence are the current ones: a late verdict on a run that has changed
-/// since says nothing. The state it already has is no change. `offline` gives back what was not yet
+/// since says nothing. The state it already has is no change. What an operator drained becomes
+/// `draining` where another would become `ready`. `offline` gives back what was not yet
 /// received; received attempts stay with their slots, since the inbox outlives the silence.
 pub(crate) fn set_liveness(
     change: &mut Change<'_>,
@@ -129,8 +260,12 @@ pub(crate) fn set_liveness(
     reason: StateReason,
 ) -> Result<Reply, ErrorReply> {
     let Some(current) = change.agent(agent_id) else { return Ok(Reply::Done) };
+    let (state, reason) = match (state, &current.drain) {
+        (AgentState::Ready, Some(_)) => (AgentState::Draining, StateReason::Drained),
+        _ => (state, reason),
+    };
     let is_current = current.instance == *instance && current.liveness_seq == liveness_seq;
-    if !is_current || current.state == state {
+    if !is_current || (current.state, current.reason) == (state, reason) {
         return Ok(Reply::Done);
     }
     let record = Arc::new(AgentRecord {
@@ -141,17 +276,73 @@ pub(crate) fn set_liveness(
         ..(*current).clone()
     });
     change.write(Write::PutAgent(record.clone()));
-    change.fact(Fact::LivenessChanged(record));
-    if state == AgentState::Offline {
+    change.fact(Fact::LivenessChanged(record.clone()));
+    event::liveness_changed(change, &record);
+    if state == AgentState::Offline && current.state != AgentState::Offline {
         end_attempts(change, agent_id, &End::Silent);
     }
     Ok(Reply::Done)
 }
 
-/// The row goes and the tombstone remembers whose it was.
+/// Agents that may be lost one after another with the same task in their hands; then it ends. A task
+/// that kills whoever takes it must not take them all.
+const LOST_MAX: usize = 4;
+
+/// An agent that had received a task stays away: the task waits again, for another one if there is one.
+/// Void when the attempt is over, or its agent was heard since.
+pub(crate) fn retake(
+    change: &mut Change<'_>,
+    msg_id: &MsgId,
+    attempt: u32,
+    holder: &Holder,
+) -> Result<Reply, ErrorReply> {
+    let agent_id = &holder.agent_id;
+    let record = change.message(msg_id).filter(|record| {
+        record.attempt == attempt
+            && matches!(&record.state, MessageState::Acknowledged { holder: held } if held == holder)
+    });
+    let agent = change
+        .agent(agent_id)
+        .filter(|agent| agent.instance == holder.instance && agent.state == AgentState::Offline);
+    let (Some(record), Some(agent)) = (record, agent) else { return Ok(Reply::Done) };
+    let away_ms = change.stamp.cluster_ms.saturating_sub(agent.since.cluster_ms);
+    if away_ms < change.rules().rules.delivery.return_within_ms {
+        return Ok(Reply::Done);
+    }
+    let lost = PendingReason::AgentLost;
+    let mut record = (*record).clone();
+    if !record.avoid.contains(agent_id) {
+        record.avoid.push(agent_id.clone());
+    }
+    let had_it = |agent_id: &&AgentId| change.rows.was_delivered(msg_id, agent_id);
+    if record.avoid.iter().filter(had_it).count() >= LOST_MAX {
+        let lost = record.avoid.iter().map(AgentId::as_str).collect::<Vec<_>>().join(", ");
+        let message = format!("agents were lost while they had it, one after another: {lost}");
+        let error = Box::new(ErrorReply::new(Code::AttemptsExhausted, message).with_msg_id(msg_id));
+        // No holder: nobody reported this end.
+        let to = MessageState::Failed { holder: None, error };
+        change.transition(record, to, Some(Code::AttemptsExhausted.as_str()));
+    } else {
+        change.transition(record, MessageState::Pending { reason: lost }, Some(lost.as_str()));
+    }
+    change.free(agent_id, msg_id, attempt);
+    Ok(Reply::Done)
+}
+
+/// The row goes and the tombstone remembers whose it was, and whose were before it.
 fn bury(change: &mut Change<'_>, record: &AgentRecord) {
-    let tombstone =
-        Tombstone { instance: record.instance.clone(), started_ms: record.started_ms, removed: change.stamp };
+    let mut earlier = Vec::new();
+    if let Some(before) = change.rows.tombstone(record.agent_id()) {
+        earlier.push(before.instance);
+        earlier.extend(before.earlier);
+        earlier.truncate(FENCED_MAX);
+    }
+    let tombstone = Tombstone {
+        instance: record.instance.clone(),
+        started_ms: record.started_ms,
+        removed: change.stamp,
+        earlier,
+    };
     change.write(Write::RemoveAgent { agent_id: record.agent_id().clone(), tombstone });
 }
 
@@ -189,6 +380,10 @@ fn end_attempts(change: &mut Change<'_>, agent_id: &AgentId, end: &End<'_>) {
             }
         }
     }
+}
+
+fn unknown(agent_id: &AgentId) -> ErrorReply {
+    ErrorReply::new(Code::NotFound, format!("no agent {agent_id} is registered"))
 }
 
 pub(crate) fn may_not_act(author: &Principal, agent_id: &AgentId) -> ErrorReply {

@@ -21,6 +21,7 @@ pub(crate) fn init(change: &mut Change<'_>, cluster: &Name, rules: &Rules) -> Re
             author: None,
             at: change.stamp,
             cluster: Some(cluster.clone()),
+            expiry: None,
         },
     );
     Ok(Reply::Done)
@@ -65,6 +66,7 @@ pub(crate) fn apply_rules(
             author: Some(author.clone()),
             at: change.stamp,
             cluster: current.cluster.clone(),
+            expiry: current.expiry.clone(),
         },
     );
     Ok(Reply::Rules(Box::new((*record).clone())))

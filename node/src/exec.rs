@@ -99,8 +99,11 @@ pub async fn serve(args: &AgentsRun, contexts: &Contexts, global: &Global) -> Re
     println!("{agent_id} serves {} · Ctrl-C lets running tasks end and stops it", tags.join(", "));
     tokio::select! {
         () = crate::dev::interrupted() => {
-            running.shutdown().await;
-            println!("{agent_id} stopped");
+            tokio::select! {
+                _ = running.shutdown() => println!("{agent_id} stopped"),
+                // Who asks twice does not want to wait; what runs stays in the inbox for the next run.
+                () = crate::dev::interrupted() => println!("{agent_id} stopped at once"),
+            }
             Ok(())
         }
         stopped = watch(&running) => match stopped {

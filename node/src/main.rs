@@ -28,7 +28,7 @@ fn main() -> ExitCode {
         Err(error) => Err(Failure::refused(format!("no runtime: {error}"))),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(failure) => ExitCode::from(output.fail(&failure)),
     }
 }
@@ -45,7 +45,16 @@ fn usage(error: &clap::Error) -> ExitCode {
     }
 }
 
-async fn run(args: Args, output: Output) -> Result<(), Failure> {
+async fn run(args: Args, output: Output) -> Result<ExitCode, Failure> {
+    if let Command::Problems = &args.command {
+        let context = Contexts::of_this_user()?.current(args.global.context.as_deref())?;
+        let found = online::problems(&context, &args.global, output).await?;
+        return Ok(ExitCode::from(u8::from(found)));
+    }
+    perform(args, output).await.map(|()| ExitCode::SUCCESS)
+}
+
+async fn perform(args: Args, output: Output) -> Result<(), Failure> {
     let choice = args.global.context.as_deref();
     let contexts = || Contexts::of_this_user();
     match &args.command {

@@ -1,13 +1,13 @@
 //! The commands that ask a cluster.
 
-use std::{io::Read, path::Path, time::Duration};
+use std::{collections::BTreeMap, io::Read, path::Path, time::Duration};
 
 use reach_client::{Client, Credentials, Options};
 use reach_config::Context;
 use reach_protocol::{
     AgentId, Code, Envelope, ErrorReply, InstanceId, Json, MsgId, Registration,
     envelope::{Affinity, Response},
-    frame::{Answer, Request},
+    frame::{AgentView, Answer, Request},
     message::MessageRecord,
 };
 use serde_json::json;
@@ -26,6 +26,8 @@ use crate::{
 
 /// When a caller that waits is told that nobody has the message yet.
 const LOOK_AFTER: Duration = Duration::from_secs(1);
+/// How often a list that is watched is asked for.
+const WATCH_EVERY: Duration = Duration::from_millis(500);
 /// A registration or a rules document is at most this long, in bytes.
 const FILE_MAX: u64 = 4 << 20;
 
@@ -70,13 +72,15 @@ pub async fn run(
     match command {
         Command::Cluster(ClusterCommand::Status) => session.cluster_status().await,
         Command::Cluster(ClusterCommand::Init) => session.cluster_init().await,
+        Command::Agents(AgentsCommand::Ls(filter)) if filter.watch => session.agents_watch(filter).await,
         Command::Agents(AgentsCommand::Ls(filter)) => session.agents_ls(filter).await,
         Command::Agents(AgentsCommand::Show { agent_id }) => {
-            match session.ask(Request::Agent { agent_id: agent_id.clone() }).await? {
-                Answer::Agent(view) => output.print(&show::agent(&view)),
-                _ => Err(unexpected()),
-            }
+            session.agent(Request::Agent { agent_id: agent_id.clone() }).await
         }
+        Command::Agents(AgentsCommand::Drain { agent_id }) => session.drain(agent_id, true).await,
+        Command::Agents(AgentsCommand::Resume { agent_id }) => session.drain(agent_id, false).await,
+        Command::Agents(AgentsCommand::Rm { agent_id }) => session.agents_rm(agent_id).await,
+        Command::Agents(AgentsCommand::Expire { .. }) => session.agents_expire().await,
         Command::Messages(MessagesCommand::Ls { limit, after }) => {
             match session.ask(Request::Messages { limit: *limit, after: after.clone() }).await? {
                 Answer::Messages { items, next, as_of } => {
@@ -104,6 +108,18 @@ pub async fn run(
             _ => Err(unexpected()),
         },
         _ => Err(Failure::usage("this command does not ask a cluster")),
+    }
+}
+
+/// `problems`: prints them. Whether there are any.
+pub async fn problems(context: &Context, global: &Global, output: Output) -> Result<bool, Failure> {
+    let client = Client::connect(options(context, global)?).await?;
+    match client.request(Request::Problems, global.timeout).await? {
+        Answer::Problems { items, as_of } => {
+            output.print(&show::problems(&items, as_of))?;
+            Ok(!items.is_empty())
+        }
+        _ => Err(unexpected()),
     }
 }
 
@@ -184,7 +200,56 @@ impl Session {
         self.cluster_status().await
     }
 
-    async fn agents_ls(&self, filter: &AgentsLs) -> Result<(), Failure> {
+    /// An answer that is one agent.
+    async fn agent(&self, request: Request) -> Result<(), Failure> {
+        match self.ask(request).await? {
+            Answer::Agent(view) => self.output.print(&show::agent(&view)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// What is there now is meant: asked again after a lost answer, it does nothing to what came after.
+    async fn drain(&self, agent_id: &AgentId, drains: bool) -> Result<(), Failure> {
+        let agent_id = agent_id.clone();
+        let drain_seq = match self.ask(Request::Agent { agent_id: agent_id.clone() }).await? {
+            Answer::Agent(view) => Some(view.record.drain_seq),
+            _ => return Err(unexpected()),
+        };
+        self.agent(match drains {
+            true => Request::DrainAgent { agent_id, drain_seq },
+            false => Request::ResumeAgent { agent_id, drain_seq },
+        })
+        .await
+    }
+
+    async fn agents_rm(&self, agent_id: &AgentId) -> Result<(), Failure> {
+        let instance = match self.ask(Request::Agent { agent_id: agent_id.clone() }).await {
+            Ok(Answer::Agent(view)) => view.record.instance.clone(),
+            Ok(_) => return Err(unexpected()),
+            // Removed before, or never there: the answer tells the two apart, and removes nobody.
+            Err(error) if error.reply.code == Code::NotFound => {
+                InstanceId::parse("none").expect("a legal id")
+            }
+            Err(error) => return Err(error),
+        };
+        match self.ask(Request::Remove { agent_id: agent_id.clone(), instance: Some(instance) }).await? {
+            Answer::Done => self.output.print(&show::removed(agent_id)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn agents_expire(&self) -> Result<(), Failure> {
+        let since_ms = match self.ask(Request::Rules).await? {
+            Answer::Rules(record) => record.expiry.map_or(0, |pause| pause.since_ms),
+            _ => return Err(unexpected()),
+        };
+        match self.ask(Request::ExpireNow { since_ms: Some(since_ms) }).await? {
+            Answer::Expired(pause) => self.output.print(&show::expired(pause.as_ref())),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn agents(&self, filter: &AgentsLs) -> Result<(Vec<AgentView>, Shown), Failure> {
         let request = Request::Agents {
             state: filter.state,
             capability: filter.capability.clone(),
@@ -194,9 +259,46 @@ impl Session {
         };
         match self.ask(request).await? {
             Answer::Agents { items, next, as_of } => {
-                self.output.print(&show::agents(&items, next.as_ref(), as_of))
+                let shown = show::agents(&items, next.as_ref(), as_of);
+                Ok((items, shown))
             }
             _ => Err(unexpected()),
+        }
+    }
+
+    async fn agents_ls(&self, filter: &AgentsLs) -> Result<(), Failure> {
+        let (_, shown) = self.agents(filter).await?;
+        self.output.print(&shown)
+    }
+
+    /// Until it is interrupted. The whole list anew at a terminal; elsewhere who is there first, and
+    /// then each change.
+    async fn agents_watch(&self, filter: &AgentsLs) -> Result<(), Failure> {
+        let mut every = tokio::time::interval(WATCH_EVERY);
+        let mut known: BTreeMap<AgentId, show::Standing> = BTreeMap::new();
+        let mut interrupted = std::pin::pin!(crate::dev::interrupted());
+        loop {
+            tokio::select! {
+                () = &mut interrupted => return Ok(()),
+                _ = every.tick() => {}
+            }
+            let (items, shown) = self.agents(filter).await?;
+            if self.output.is_screen() {
+                self.output.redraw(&shown)?;
+                continue;
+            }
+            let now: BTreeMap<_, _> =
+                items.iter().map(|view| (view.record.agent_id().clone(), show::Standing::of(view))).collect();
+            for view in &items {
+                let agent_id = view.record.agent_id();
+                if known.get(agent_id) != now.get(agent_id) {
+                    self.output.print_change(&show::change(view))?;
+                }
+            }
+            for agent_id in known.keys().filter(|agent_id| !now.contains_key(*agent_id)) {
+                self.output.print_change(&show::gone(agent_id))?;
+            }
+            known = now;
         }
     }
 

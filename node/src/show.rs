@@ -1,9 +1,11 @@
 //! Answers as people and programs see them: one JSON value, and one table of the same.
 
 use reach_protocol::{
-    AgentId, MessageState, MsgId, RulesRecord, Stamp,
+    AgentId, AgentState, InstanceId, MessageState, MsgId, RulesRecord, Stamp, StateReason,
+    agent::AgentRecord,
+    command::ExpiryPause,
     error::ErrorReply,
-    frame::{AgentView, ClusterView, MessageView},
+    frame::{AgentView, ClusterView, Heard, MessageView, Problem},
     json::without_nulls,
     message::{Hop, MessageRecord, PendingReason, StateName},
 };
@@ -116,8 +118,16 @@ fn agent_json(view: &AgentView) -> Value {
         "port": registration.port,
         "capabilities": registration.capabilities,
         "metadata": registration.metadata,
+        "status": registration.status,
         "max_concurrency": registration.max_concurrency,
+        "subscriptions": (!registration.subscriptions.is_empty()).then_some(&registration.subscriptions),
+        "ttl_ms": view.ttl_ms,
+        "drain": record.drain.as_ref().map(|drain| json!({ "by": drain.by.to_string(), "at": time(drain.at.wall_ms) })),
         "running": view.running,
+        "last_act": view.last_act.as_ref().map(|act| json!({
+            "did": act.did, "msg_id": act.msg_id, "at": time(act.at.wall_ms)
+        })),
+        "way_back": way_back(view),
         "level1_age_ms": view.heard.map(|heard| heard.level1_age_ms),
         "level2_age_ms": view.heard.map(|heard| heard.level2_age_ms),
         "node": view.heard.map(|heard| heard.node.to_string()),
@@ -132,10 +142,14 @@ fn agent_json(view: &AgentView) -> Value {
 pub fn agent(view: &AgentView) -> Shown {
     let record = &view.record;
     let registration = &record.registration;
-    let heard = |age: fn(&reach_protocol::frame::Heard) -> u64| {
-        view.heard.as_ref().map_or("not heard by this node".to_string(), |heard| {
-            format!("{} ago, by {}", span(age(heard)), heard.node)
-        })
+    let heard = |age: fn(&Heard) -> u64| {
+        let Some(heard) = &view.heard else { return "not heard".to_string() };
+        let age_ms = age(heard);
+        let late = match age_ms.checked_sub(view.ttl_ms).filter(|late_ms| *late_ms > 0) {
+            Some(late_ms) => format!(" · late by {}", span(late_ms)),
+            None => String::new(),
+        };
+        format!("{} ago, by {}{late}", span(age_ms), heard.node)
     };
     let mut rows = vec![
         vec!["agent".into(), registration.agent_id.to_string()],
@@ -143,14 +157,52 @@ pub fn agent(view: &AgentView) -> Shown {
             "state".into(),
             format!("{}: {}, since {}", record.state, record.reason.as_str(), time(record.since.wall_ms)),
         ],
+    ];
+    if let Some(drain) = &record.drain {
+        rows.push(vec!["drained".into(), format!("by {} at {}", drain.by, time(drain.at.wall_ms))]);
+    }
+    rows.extend(way_back(view).map(|way| vec!["way back".into(), way]));
+    rows.extend([
         vec!["instance".into(), record.instance.to_string()],
         vec!["level 1, process".into(), heard(|heard| heard.level1_age_ms)],
         vec!["level 2, main loop".into(), heard(|heard| heard.level2_age_ms)],
+        vec![
+            "late after".into(),
+            match registration.ttl_ms {
+                Some(_) => format!(
+                    "{}: it asked for more than others have, so its death is found later",
+                    span(view.ttl_ms)
+                ),
+                None => span(view.ttl_ms),
+            },
+        ],
         vec!["running".into(), format!("{} of {}", view.running, registration.max_concurrency)],
+        vec![
+            "last act".into(),
+            view.last_act.as_ref().map_or("none since the answering node started".into(), |act| {
+                format!("{} {} at {}", act.did.as_str(), act.msg_id, time(act.at.wall_ms))
+            }),
+        ],
         vec!["registered".into(), time(record.registered.wall_ms)],
-    ];
+    ]);
     for capability in &registration.capabilities {
-        rows.push(vec!["capability".into(), format!("{} weight {}", capability.name, capability.weight)]);
+        let mut words = format!("{} weight {}", capability.name, capability.weight);
+        if let Some(version) = &capability.version {
+            words += &format!(" version {version}");
+        }
+        if let Some(cost) = &capability.cost {
+            words += &format!(" cost {cost}");
+        }
+        let schemas =
+            [("input schema", &capability.input_schema), ("output schema", &capability.output_schema)];
+        for (name, _) in schemas.iter().filter(|(_, schema)| schema.is_some()) {
+            words += &format!(" · {name}");
+        }
+        rows.push(vec!["capability".into(), words]);
+    }
+    for subscription in &registration.subscriptions {
+        let group = subscription.group.as_ref().map_or(String::new(), |group| format!(" in group {group}"));
+        rows.push(vec!["subscribed to".into(), format!("{}{group}", subscription.to)]);
     }
     for (key, value) in &registration.metadata {
         rows.push(vec!["metadata".into(), format!("{key} = {}", value.as_str())]);
@@ -160,6 +212,126 @@ pub fn agent(view: &AgentView) -> Shown {
         rows.push(vec!["says it is at".into(), format!("{host}{port}")]);
     }
     Shown { json: agent_json(view), rows, ..Shown::default() }
+}
+
+/// What would make it `ready` again; none when it is.
+fn way_back(view: &AgentView) -> Option<String> {
+    let record = &view.record;
+    let agent_id = record.agent_id();
+    let resume = format!("`agent-reach agents resume {agent_id}`");
+    let then = |way: String| match &record.drain {
+        Some(_) => format!("{way}, and {resume}"),
+        None => way,
+    };
+    Some(match (record.state, record.reason) {
+        (AgentState::Ready, _) => return None,
+        (_, StateReason::Asked) => then("a new run: it has said goodbye".into()),
+        (AgentState::Offline, _) => then("heartbeats of both levels".into()),
+        (AgentState::Draining, StateReason::Drained) => resume,
+        (AgentState::Draining, _) => then(
+            "its main loop: an answer to the echo, or over HTTP a poll, `progress` or `ready: true`".into(),
+        ),
+    })
+}
+
+pub fn removed(agent_id: &AgentId) -> Shown {
+    Shown {
+        json: json!({ "agent_id": agent_id, "removed": true }),
+        notes: vec![format!("{agent_id} is removed")],
+        ..Shown::default()
+    }
+}
+
+pub fn expired(pause: Option<&ExpiryPause>) -> Shown {
+    let note = match pause {
+        Some(pause) => {
+            format!(
+                "the wait for {} is over: those that are silent count as lost",
+                count(pause.agents.into(), "agent")
+            )
+        }
+        None => "nothing waits: agents that are silent for their TTL count as lost anyway".into(),
+    };
+    Shown {
+        json: json!({ "ended": pause.is_some(), "agents": pause.map(|pause| pause.agents) }),
+        notes: vec![note],
+        ..Shown::default()
+    }
+}
+
+pub fn problems(items: &[Problem], as_of: Stamp) -> Shown {
+    let since = |problem: &Problem| problem.since_ms.map(time);
+    let rows = items
+        .iter()
+        .map(|problem| {
+            vec![
+                problem.kind.as_str().to_string(),
+                if problem.about.is_empty() { "-".to_string() } else { problem.about.clone() },
+                since(problem).unwrap_or_else(|| "-".to_string()),
+                problem.what.clone(),
+                problem.effect.clone(),
+                problem.command.clone(),
+            ]
+        })
+        .collect();
+    let items_json = items.iter().map(|problem| {
+        let mut value = json!({
+            "kind": problem.kind,
+            "about": (!problem.about.is_empty()).then_some(&problem.about),
+            "since": since(problem),
+            "what": problem.what,
+            "effect": problem.effect,
+            "command": problem.command,
+        });
+        without_nulls(&mut value, 0);
+        value
+    });
+    let json = json!({ "items": items_json.collect::<Vec<_>>(), "as_of": time(as_of.wall_ms) });
+    if items.is_empty() {
+        return Shown { json, notes: vec!["nothing is wrong".into()], ..Shown::default() };
+    }
+    let head = vec!["PROBLEM", "ABOUT", "SINCE", "WHAT", "EFFECT", "RUN"];
+    Shown { json, head, rows, ..Shown::default() }
+}
+
+/// What makes a line of `agents ls --watch`: heartbeats alone don't.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing {
+    state: AgentState,
+    reason: StateReason,
+    instance: InstanceId,
+    running: u32,
+}
+
+impl Standing {
+    pub fn of(view: &AgentView) -> Self {
+        let AgentRecord { state, reason, instance, .. } = &view.record;
+        Self { state: *state, reason: *reason, instance: instance.clone(), running: view.running }
+    }
+}
+
+/// An agent that changed, in one line.
+pub fn change(view: &AgentView) -> Shown {
+    let record = &view.record;
+    let note = format!(
+        "{} {} {}: {}, running {}/{}",
+        time(record.since.wall_ms),
+        record.agent_id(),
+        record.state,
+        record.reason.as_str(),
+        view.running,
+        record.registration.max_concurrency
+    );
+    Shown { json: agent_json(view), notes: vec![note], ..Shown::default() }
+}
+
+/// An agent that is no longer in the list.
+pub fn gone(agent_id: &AgentId) -> Shown {
+    Shown {
+        json: json!({ "agent_id": agent_id, "gone": true }),
+        notes: vec![format!("{agent_id} is not in the list any more")],
+        ..Shown::default()
+    }
 }
 
 /// One message as JSON. Its excerpt is there, its payload and result are not.

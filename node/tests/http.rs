@@ -534,3 +534,133 @@ fn the_python_agent_finishes_what_it_stored_before_it_was_killed() -> anyhow::Re
     assert_eq!(response["error"]["code"], "agent_error", "{response}");
     cluster.stop()
 }
+
+/// The registration of the contract, with every optional part.
+const R1: &str = r#"{ "agent_id": "agent_redis_audit", "host": "10.20.1.15", "port": 9087,
+  "capabilities": [ {"name": "redis_audit", "weight": 1.0}, {"name": "cache_tuning", "weight": 0.7} ],
+  "metadata": { "model": "qwen-plus", "max_context": 32000, "owner": "sre_team" },
+  "status": "ready" }"#;
+
+#[test]
+fn a_registration_is_shown_as_it_was_declared_and_a_bad_one_is_refused_whole() -> anyhow::Result<()> {
+    let cluster = Cluster::start()?;
+    let path = "/v1/agents/agent_redis_audit";
+    let declared: Value = serde_json::from_str(R1)?;
+    cluster.ask(0, "PUT", path, Some(declared.clone())).ok();
+    let shown = cluster.ask(2, "GET", path, None).ok();
+    for key in keys(&declared) {
+        assert_eq!(shown[key], declared[key], "{key}");
+    }
+    assert_eq!((&shown["max_concurrency"], &shown["ttl_ms"]), (&json!(8), &json!(9000)));
+
+    let mut full = declared.clone();
+    full["instance_id"] = shown["instance_id"].clone();
+    full["capabilities"][0] = json!({ "name": "redis_audit", "weight": 1.0, "version": "2.1", "cost": 0.05,
+        "input_schema": { "type": "object" }, "output_schema": true });
+    full["subscriptions"] = json!(["task.*", { "type": "task.completed.v1", "group": "audits" }]);
+    full["ttl_ms"] = json!(60_000);
+    full["max_concurrency"] = json!(1);
+    let said = cluster.ask(1, "PUT", path, Some(full.clone())).ok();
+    assert_eq!((&said["ttl_ms"], &said["heartbeat_ms"]), (&json!(60_000), &json!(20_000)));
+    let shown = cluster.ask(0, "GET", path, None).ok();
+    for key in keys(&full) {
+        assert_eq!(shown[key], full[key], "{key}");
+    }
+
+    // Each of these is refused whole, naming its part; what was there stays.
+    let many = |count: usize| (0..count).map(|i| json!({ "name": format!("t{i}") })).collect::<Vec<_>>();
+    let long = "x".repeat(16 << 10);
+    let bad: [(&str, Value, &str); 12] = [
+        ("capabilities", json!([{ "name": "Redis" }]), "capabilities[0].name"),
+        ("capabilities", json!([{ "name": "x".repeat(129) }]), "capabilities[0].name"),
+        ("capabilities", json!([{ "name": "x", "weight": 0 }]), "capabilities[0].weight"),
+        ("capabilities", json!([{ "name": "x", "weight": -1 }]), "capabilities[0].weight"),
+        ("capabilities", json!([{ "name": "x" }, { "name": "x" }]), "capabilities[1].name"),
+        ("capabilities", json!(many(257)), "capabilities"),
+        (
+            "capabilities",
+            json!([{ "name": "x", "output_schema": { "t": long } }]),
+            "capabilities[0].output_schema",
+        ),
+        ("metadata", json!({ "k": long }), "metadata"),
+        ("subscriptions", json!(["task.completed"]), "subscriptions[0]"),
+        ("ttl_ms", json!(600_001), "ttl_ms"),
+        ("max_concurrency", json!(0), "max_concurrency"),
+        ("agent_id", json!("another"), "agent_id"),
+    ];
+    for (part, value, field) in bad {
+        let mut body = full.clone();
+        body[part] = value;
+        let refused = cluster.ask(0, "PUT", path, Some(body));
+        assert!(matches!(refused.status, 400 | 413), "{part}: {refused:?}");
+        assert_eq!(refused.json()["field"], field, "{refused:?}");
+    }
+    let after = cluster.ask(0, "GET", path, None).ok();
+    assert_eq!((&after["capabilities"], &after["ttl_ms"]), (&full["capabilities"], &full["ttl_ms"]));
+    cluster.stop()
+}
+
+#[test]
+fn operators_drain_resume_and_remove_and_no_call_of_a_fenced_run_is_heard() -> anyhow::Result<()> {
+    let cluster = Cluster::start()?;
+    let nothing = cluster.get("/v1/problems");
+    assert_eq!(nothing["items"], json!([]), "nothing is wrong");
+    cluster.register("e1", "run1");
+    let accepted = cluster.ask(0, "POST", "/v1/messages", Some(task())).json();
+    let id = accepted["msg_id"].as_str().context("an id")?.to_string();
+    cluster.ask(0, "GET", "/v1/agents/e1/inbox?instance=run1&wait=30s", None).ok();
+
+    let drained = cluster.ask(1, "POST", "/v1/agents/e1/drain", None).ok();
+    assert_eq!((&drained["state"], &drained["drain"]["by"]), (&json!("draining"), &json!("http-loopback")));
+    assert_eq!(drained["way_back"], "`agent-reach agents resume e1`");
+    let again = cluster.ask(2, "POST", "/v1/agents/e1/drain", None).ok();
+    assert_eq!(again["drain"], drained["drain"], "the first author and time stay");
+    let problems = cluster.get("/v1/problems");
+    let problem = &problems["items"][0];
+    assert_eq!(keys(problem), ["about", "command", "effect", "kind", "since", "what"]);
+    assert_eq!((&problem["kind"], &problem["about"]), (&json!("agent_draining"), &json!("e1")));
+    assert_eq!(problem["since"], drained["drain"]["at"]);
+    // A later run begins drained.
+    cluster.register("e1", "run2");
+    assert_eq!(cluster.get("/v1/agents/e1")["state"], "draining");
+
+    let me = json!({ "agent_id": "e1", "instance_id": "run1", "attempt": 0 });
+    let mut failed = me.clone();
+    failed["reason"] = json!("error");
+    let mut completed = me.clone();
+    completed["result"] = json!(1);
+    let mut from_it = task();
+    from_it["source"] = json!({ "agent_id": "e1" });
+    for (path, body) in [
+        ("/v1/agents/e1/heartbeat".to_string(), json!({ "instance_id": "run1", "ready": true })),
+        (format!("/v1/messages/{id}/received"), me.clone()),
+        (format!("/v1/messages/{id}/progress"), me),
+        (format!("/v1/messages/{id}/complete"), completed),
+        (format!("/v1/messages/{id}/fail"), failed),
+        ("/v1/messages?instance=run1".to_string(), from_it),
+    ] {
+        let refused = cluster.ask(2, "POST", &path, Some(body));
+        assert_eq!((refused.status, refused.code().as_str()), (409, "stale_instance"), "{path}");
+    }
+    let polled = cluster.ask(2, "GET", "/v1/agents/e1/inbox?instance=run1", None);
+    assert_eq!((polled.status, polled.code().as_str()), (409, "stale_instance"));
+    let registered = json!({ "instance_id": "run1", "capabilities": [{ "name": "echo" }] });
+    let refused = cluster.ask(2, "PUT", "/v1/agents/e1", Some(registered));
+    assert_eq!((refused.status, refused.code().as_str()), (409, "stale_instance"));
+
+    let resumed = cluster.ask(0, "POST", "/v1/agents/e1/resume", None).ok();
+    assert_eq!((&resumed["state"], &resumed["drain"]), (&json!("ready"), &Value::Null));
+    cluster.ask(0, "POST", "/v1/agents/e1/resume", None).ok();
+
+    // A removal that means an earlier run removes nobody; the next one does, and may be repeated.
+    cluster.ask(0, "DELETE", "/v1/agents/e1?instance=run1", None).ok();
+    assert_eq!(cluster.get("/v1/agents/e1")["instance_id"], "run2");
+    for _ in 0..2 {
+        assert_eq!(cluster.ask(1, "DELETE", "/v1/agents/e1", None).ok()["removed"], true);
+    }
+    for (method, path) in [("DELETE", "/v1/agents/nobody"), ("POST", "/v1/agents/nobody/drain")] {
+        assert_eq!(cluster.ask(0, method, path, None).code(), "not_found", "{path}");
+    }
+    assert_eq!(cluster.ask(0, "GET", "/v1/agents/e1", None).code(), "not_found");
+    cluster.stop()
+}

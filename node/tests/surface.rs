@@ -66,7 +66,9 @@ fn the_documented_routes_are_the_routes() {
     let documented: BTreeSet<String> = surface()
         .lines()
         .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))
-        .filter(|(route, _)| ["GET ", "PUT ", "POST "].iter().any(|method| route.starts_with(method)))
+        .filter(|(route, _)| {
+            ["GET ", "PUT ", "POST ", "DELETE "].iter().any(|method| route.starts_with(method))
+        })
         .map(|(route, _)| route.to_string())
         .collect();
     let source = include_str!("../src/http/mod.rs");
@@ -77,7 +79,7 @@ fn the_documented_routes_are_the_routes() {
         else {
             continue;
         };
-        for (method, name) in [("get(", "GET"), ("put(", "PUT"), ("post(", "POST")] {
+        for (method, name) in [("get(", "GET"), ("put(", "PUT"), ("post(", "POST"), ("delete(", "DELETE")] {
             if handlers.contains(method) {
                 existing.insert(format!("{name} {path}"));
             }

@@ -2,11 +2,12 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::{
+    command::Principal,
     error::ErrorReply,
-    id::{AgentId, InstanceId, Tag},
+    id::{AgentId, InstanceId, Name, Tag, Topics},
     json::Json,
     limits::Limits,
     money::Money,
@@ -32,7 +33,9 @@ pub struct Registration {
     #[serde(default = "default_max_concurrency")]
     pub max_concurrency: u32,
     #[serde(default)]
-    pub subscriptions: Vec<Json>,
+    pub subscriptions: Vec<Subscription>,
+    /// How long it may be silent before it counts as gone, when that is longer than the rule's TTL:
+    /// for an agent that can't beat while it works. The price is that its death is found later.
     #[serde(default)]
     pub ttl_ms: Option<u64>,
 }
@@ -40,6 +43,13 @@ pub struct Registration {
 pub const MAX_CONCURRENCY_DEFAULT: u32 = 8;
 /// The most slots one agent may declare.
 pub const MAX_CONCURRENCY_MAX: u32 = 10_000;
+/// The longest TTL an agent may ask for, in milliseconds.
+pub const TTL_MAX_MS: u64 = 600_000;
+/// The shortest; one below the rule's has no effect.
+pub const TTL_MIN_MS: u64 = 1_000;
+/// Bytes of a host's name, and of a capability's version.
+const HOST_MAX: usize = 255;
+const VERSION_MAX: usize = 64;
 
 fn default_max_concurrency() -> u32 {
     MAX_CONCURRENCY_DEFAULT
@@ -66,6 +76,48 @@ pub struct Capability {
     pub input_schema: Option<Json>,
     #[serde(default)]
     pub output_schema: Option<Json>,
+}
+
+/// Events that an agent wants. Without a group it has one of its own and sees every event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subscription {
+    pub to: Topics,
+    pub group: Option<Name>,
+}
+
+/// Its form in JSON when it names a group; without one it is the bare type or prefix.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Grouped {
+    #[serde(rename = "type")]
+    to: Topics,
+    #[serde(default)]
+    group: Option<Name>,
+}
+
+impl Serialize for Subscription {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match (serializer.is_human_readable(), &self.group) {
+            (false, group) => (&self.to, group).serialize(serializer),
+            (true, None) => self.to.serialize(serializer),
+            (true, group) => Grouped { to: self.to.clone(), group: group.clone() }.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Subscription {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        if !deserializer.is_human_readable() {
+            let (to, group) = Deserialize::deserialize(deserializer)?;
+            return Ok(Self { to, group });
+        }
+        let value = serde_json::Value::deserialize(deserializer)?;
+        if let serde_json::Value::String(text) = &value {
+            return Ok(Self { to: Topics::parse(text).map_err(de::Error::custom)?, group: None });
+        }
+        let Grouped { to, group } = serde_json::from_value(value).map_err(de::Error::custom)?;
+        Ok(Self { to, group })
+    }
 }
 
 /// The largest weight; shares are kept in integers.
@@ -115,34 +167,56 @@ impl Registration {
                     format!("{} is declared twice", capability.name),
                 ));
             }
-            let later = [
-                ("version", capability.version.is_some()),
-                ("cost", capability.cost.is_some()),
-                ("input_schema", capability.input_schema.is_some()),
-                ("output_schema", capability.output_schema.is_some()),
-            ];
-            if let Some((name, _)) = later.iter().find(|(_, given)| *given) {
-                return Err(not_yet(field(name)));
+            if capability.version.as_ref().is_some_and(|text| text.is_empty() || text.len() > VERSION_MAX) {
+                let message = format!("a version has 1 to {VERSION_MAX} bytes");
+                return Err(ErrorReply::invalid(field("version"), message));
+            }
+            for (name, schema) in
+                [("input_schema", &capability.input_schema), ("output_schema", &capability.output_schema)]
+            {
+                let Some(schema) = schema else { continue };
+                let size = schema.as_str().len();
+                if size > limits.schema_bytes {
+                    return Err(ErrorReply::too_large(field(name), size, limits.schema_bytes));
+                }
+                // A schema is an object, or true or false.
+                if !matches!(schema.as_str().as_bytes().first(), Some(b'{' | b't' | b'f')) {
+                    return Err(ErrorReply::invalid(field(name), "a JSON schema is an object or a boolean"));
+                }
             }
         }
         if self.max_concurrency == 0 || self.max_concurrency > MAX_CONCURRENCY_MAX {
             let message = format!("max_concurrency must be from 1 to {MAX_CONCURRENCY_MAX}");
             return Err(ErrorReply::invalid("max_concurrency", message));
         }
-        if self.host.as_ref().is_some_and(|host| host.len() > 255) {
-            return Err(ErrorReply::invalid("host", "a host has at most 255 bytes"));
+        if self.host.as_ref().is_some_and(|host| host.len() > HOST_MAX) {
+            return Err(ErrorReply::invalid("host", format!("a host has at most {HOST_MAX} bytes")));
         }
         let metadata: usize = self.metadata.iter().map(|(key, value)| key.len() + value.as_str().len()).sum();
         if metadata > limits.metadata_bytes {
             return Err(ErrorReply::too_large("metadata", metadata, limits.metadata_bytes));
         }
-        if !self.subscriptions.is_empty() {
-            return Err(not_yet("subscriptions"));
+        if self.subscriptions.len() > limits.subscriptions {
+            let message =
+                format!("{} subscriptions; the limit is {}", self.subscriptions.len(), limits.subscriptions);
+            return Err(ErrorReply::invalid("subscriptions", message));
         }
-        if self.ttl_ms.is_some() {
-            return Err(not_yet("ttl_ms"));
+        for (i, subscription) in self.subscriptions.iter().enumerate() {
+            if self.subscriptions[..i].contains(subscription) {
+                let message = format!("{} is subscribed to twice", subscription.to);
+                return Err(ErrorReply::invalid(format!("subscriptions[{i}]"), message));
+            }
+        }
+        if self.ttl_ms.is_some_and(|ttl_ms| !(TTL_MIN_MS..=TTL_MAX_MS).contains(&ttl_ms)) {
+            let message = format!("ttl_ms must be from {TTL_MIN_MS} to {TTL_MAX_MS} (10 minutes)");
+            return Err(ErrorReply::invalid("ttl_ms", message));
         }
         Ok(())
+    }
+
+    /// Its TTL where the rule's is `ttl_ms`: the longer of the two.
+    pub fn ttl_ms(&self, ttl_ms: u64) -> u64 {
+        self.ttl_ms.map_or(ttl_ms, |own| own.max(ttl_ms))
     }
 
     pub fn tags(&self) -> impl Iterator<Item = &Tag> {
@@ -189,6 +263,10 @@ pub enum StateReason {
     LoopSilent,
     /// It asked to be left alone: its own shutdown.
     Asked,
+    /// An operator drained it.
+    Drained,
+    /// An operator took the drain back.
+    Resumed,
 }
 
 impl StateReason {
@@ -199,6 +277,8 @@ impl StateReason {
             Self::ProcessSilent => "process heartbeat (level 1) late",
             Self::LoopSilent => "main loop heartbeat (level 2) late",
             Self::Asked => "shutting down",
+            Self::Drained => "drained by an operator",
+            Self::Resumed => "resumed by an operator",
         }
     }
 }
@@ -216,6 +296,17 @@ pub struct AgentRecord {
     pub since: Stamp,
     /// Counts the changes of liveness of this instance; a proposal that names another is void.
     pub liveness_seq: u64,
+    /// An operator's drain. It outlives runs and restarts, until it is taken back.
+    pub drain: Option<Drain>,
+    /// Counts drains and resumes; a command that names another is void.
+    pub drain_seq: u64,
+}
+
+/// Who drained an agent, and when.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drain {
+    pub by: Principal,
+    pub at: Stamp,
 }
 
 impl AgentRecord {
@@ -224,12 +315,25 @@ impl AgentRecord {
     }
 }
 
-/// What is kept of a removed agent, so that no run that started earlier can come back.
+/// What is kept of an agent's run that was removed or replaced, and of those before it, so that
+/// none of them can come back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tombstone {
     pub instance: InstanceId,
     pub started_ms: u64,
     pub removed: Stamp,
+    /// Fenced before this one, the newest first; at most `FENCED_MAX`.
+    pub earlier: Vec<InstanceId>,
+}
+
+/// Fenced runs of one agent that are refused by name, whatever start they claim. One that is older
+/// still is refused by its start.
+pub const FENCED_MAX: usize = 16;
+
+impl Tombstone {
+    pub fn names(&self, instance: &InstanceId) -> bool {
+        self.instance == *instance || self.earlier.contains(instance)
+    }
 }
 
 #[cfg(test)]
@@ -254,6 +358,63 @@ mod tests {
     }
 
     #[test]
+    fn every_limit_is_named_with_its_field() {
+        let limits = Limits::default();
+        let refused = |registration: &Registration| {
+            let error = registration.validate(&limits).unwrap_err();
+            (error.field.unwrap_or_default(), error.message)
+        };
+        let tag = |i: usize| Capability::new(Tag::parse(&format!("t{i}")).unwrap(), 1.0);
+        let full = Registration::new(AgentId::parse("a").unwrap(), (0..256).map(tag).collect());
+        assert_eq!(full.validate(&limits), Ok(()));
+
+        let mut one_more = full.clone();
+        one_more.capabilities.push(tag(256));
+        assert_eq!(refused(&one_more).0, "capabilities");
+
+        let text = |bytes: usize| Json::from_value(&"x".repeat(bytes - 2).into());
+        let mut metadata = full.clone();
+        metadata.metadata.insert("k".into(), text(16 << 10));
+        let (field, message) = refused(&metadata);
+        assert_eq!(field, "metadata");
+        assert!(message.contains("16385") && message.contains("16384"), "{message}");
+
+        let mut schema = full.clone();
+        schema.capabilities[3].output_schema =
+            Some(Json::from_value(&serde_json::json!({ "title": "x".repeat(16 << 10) })));
+        assert_eq!(refused(&schema).0, "capabilities[3].output_schema");
+
+        let mut subscribed = full.clone();
+        let to = |i: usize| Topics::parse(&format!("t{i}.*")).unwrap();
+        subscribed.subscriptions = (0..256).map(|i| Subscription { to: to(i), group: None }).collect();
+        assert_eq!(subscribed.validate(&limits), Ok(()));
+        subscribed.subscriptions.push(Subscription { to: to(256), group: None });
+        assert_eq!(refused(&subscribed).0, "subscriptions");
+    }
+
+    #[test]
+    fn what_is_stored_is_what_was_declared() {
+        let declared = registration(
+            r#"{"agent_id":"a","capabilities":[{"name":"x","version":"2.1","cost":0.25,"input_schema":{"type":"object"},
+                "output_schema":true}],"subscriptions":["task.*",{"type":"task.completed.v1","group":"g"}],"ttl_ms":60000}"#,
+        );
+        assert_eq!(declared.validate(&Limits::default()), Ok(()));
+        let bytes = crate::codec::encode(&declared);
+        let stored: Registration = crate::codec::decode("registration", &bytes).unwrap();
+        assert_eq!(stored, declared);
+        let shown = serde_json::to_value(&stored).unwrap();
+        assert_eq!(
+            shown["subscriptions"],
+            serde_json::json!(["task.*", { "type": "task.completed.v1", "group": "g" }])
+        );
+        assert_eq!((stored.ttl_ms(9_000), stored.ttl_ms(90_000)), (60_000, 90_000));
+        for bad in [r#"["task.completed"]"#, r#"[{"type":"t.*","gruop":"g"}]"#, "[7]"] {
+            let json = format!(r#"{{"agent_id":"a","capabilities":[{{"name":"x"}}],"subscriptions":{bad}}}"#);
+            assert!(serde_json::from_str::<Registration>(&json).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
     fn a_bad_registration_names_its_field() {
         let field = |json: &str| registration(json).validate(&Limits::default()).unwrap_err().field.unwrap();
         assert_eq!(field(r#"{"agent_id":"a","capabilities":[]}"#), "capabilities");
@@ -270,9 +431,18 @@ mod tests {
             "max_concurrency"
         );
         assert_eq!(field(r#"{"agent_id":"a","capabilities":[{"name":"x"}],"ttl_ms":1}"#), "ttl_ms");
+        assert_eq!(field(r#"{"agent_id":"a","capabilities":[{"name":"x"}],"ttl_ms":600001}"#), "ttl_ms");
         assert_eq!(
-            field(r#"{"agent_id":"a","capabilities":[{"name":"x","cost":0.1}]}"#),
-            "capabilities[0].cost"
+            field(r#"{"agent_id":"a","capabilities":[{"name":"x","version":""}]}"#),
+            "capabilities[0].version"
+        );
+        assert_eq!(
+            field(r#"{"agent_id":"a","capabilities":[{"name":"x","input_schema":[1]}]}"#),
+            "capabilities[0].input_schema"
+        );
+        assert_eq!(
+            field(r#"{"agent_id":"a","capabilities":[{"name":"x"}],"subscriptions":["t.*","t.*"]}"#),
+            "subscriptions[1]"
         );
         assert!(
             serde_json::from_str::<Registration>(r#"{"agent_id":"a","capabilities":[],"nope":1}"#).is_err()

@@ -94,8 +94,11 @@ pub enum Command {
         started_ms: u64,
         author: Principal,
     },
+    /// Takes this run out of the registry; void when another one is there by then.
     Remove {
         agent_id: AgentId,
+        /// None where none was registered when it was asked for: then it removes nobody.
+        instance: Option<InstanceId>,
         author: Principal,
     },
     /// A change of liveness; void unless instance and sequence are the current ones.
@@ -154,6 +157,13 @@ pub enum Command {
         holder: Holder,
         reason: PendingReason,
     },
+    /// The agent that had received it is offline for longer than the rules' `return_within_ms`; void
+    /// when it was heard since.
+    Retake {
+        msg_id: MsgId,
+        attempt: u32,
+        holder: Holder,
+    },
     /// The deadline has passed by the entry's stamp.
     TimeOut {
         msg_id: MsgId,
@@ -176,6 +186,48 @@ pub enum Command {
         expect: Option<u64>,
         author: Principal,
     },
+    /// An operator's drain; void unless `drain_seq` is the current one.
+    Drain {
+        agent_id: AgentId,
+        drain_seq: u64,
+        author: Principal,
+    },
+    /// Takes an operator's drain back; void unless `drain_seq` is the current one.
+    Resume {
+        agent_id: AgentId,
+        drain_seq: u64,
+        author: Principal,
+    },
+    /// The registration has outlived its agent by the rules' `remove_after_ms`; void when the agent's
+    /// liveness has changed since.
+    RemoveOffline {
+        agent_id: AgentId,
+        instance: InstanceId,
+        liveness_seq: u64,
+    },
+    /// Too many agents are about to expire together: the leader has their expiry wait. Raises the
+    /// alarm, once per `pause`.
+    PauseExpiry {
+        pause: ExpiryPause,
+    },
+    /// An operator ends that wait; void when it is another one by then.
+    ExpireNow {
+        since_ms: u64,
+        author: Principal,
+    },
+}
+
+/// A mass expiry that waits. Named by the cluster time at which it began.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExpiryPause {
+    pub since_ms: u64,
+    /// How many agents were about to expire, and of how many.
+    pub agents: u32,
+    pub of: u32,
+    /// How long it waits, in milliseconds.
+    pub wait_ms: u64,
+    /// Who ended the wait before its time.
+    pub forced_by: Option<Principal>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -24,6 +24,8 @@ pub enum Fact {
         instance: InstanceId,
     },
     LivenessChanged(Arc<AgentRecord>),
+    /// An operator drained the agent, or took that back; its state may be another.
+    DrainChanged(Arc<AgentRecord>),
     /// Accepted, and waiting for an agent.
     Submitted(Arc<MessageRecord>),
     Matched(Arc<MessageRecord>),

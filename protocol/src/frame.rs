@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     agent::{AgentRecord, AgentState, Registration},
     codec::{DecodeError, Encoded},
-    command::{Command, FailReason, Principal, Reply},
+    command::{Command, ExpiryPause, FailReason, Principal, Reply},
     envelope::{Envelope, Response},
     error::ErrorReply,
     id::{AgentId, InstanceId, MsgId, Name, NodeId, TraceId},
@@ -142,8 +142,11 @@ pub enum Request {
         agent_id: AgentId,
         instance: InstanceId,
     },
+    /// `instance`: the run that is meant; without it, the one that is there when the node looks. With
+    /// it the request is safe to send again.
     Remove {
         agent_id: AgentId,
+        instance: Option<InstanceId>,
     },
     Received {
         agent_id: AgentId,
@@ -216,6 +219,22 @@ pub enum Request {
         text: String,
         expect: Option<u64>,
     },
+    /// An operator's: no new tasks for this agent, whatever its runs say, until it is resumed.
+    /// `drain_seq` as the operator saw it; without it, as it is when the node looks. With it the request
+    /// is safe to send again.
+    DrainAgent {
+        agent_id: AgentId,
+        drain_seq: Option<u64>,
+    },
+    ResumeAgent {
+        agent_id: AgentId,
+        drain_seq: Option<u64>,
+    },
+    /// Ends the wait of a mass expiry: of the one that began at `since_ms`, or the one that is there.
+    ExpireNow {
+        since_ms: Option<u64>,
+    },
+    Problems,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -250,6 +269,13 @@ pub enum Answer {
     Agent(Box<AgentView>),
     Cluster(Box<ClusterView>),
     Rules(Box<RulesRecord>),
+    /// The mass expiry whose wait was ended.
+    Expired(Option<ExpiryPause>),
+    /// Those of the worst kind first.
+    Problems {
+        items: Vec<Problem>,
+        as_of: Stamp,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -267,6 +293,73 @@ pub struct AgentView {
     pub running: u32,
     /// Ages of both heartbeats, in milliseconds, and the node that heard them; none when no node has.
     pub heard: Option<Heard>,
+    /// Silence after which a level of its has lapsed, in milliseconds.
+    pub ttl_ms: u64,
+    /// The last thing it did with a task, if the answering node has seen one since it started.
+    pub last_act: Option<Act>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Act {
+    pub did: Did,
+    pub msg_id: MsgId,
+    pub at: Stamp,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Did {
+    Received,
+    Completed,
+    Failed,
+}
+
+impl Did {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Received => "received",
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Something that is wrong now, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    pub kind: ProblemKind,
+    /// The agent, the node: whom it is about. Empty for the cluster as a whole.
+    pub about: String,
+    /// The cluster's calendar, Unix milliseconds; none when that is not known.
+    pub since_ms: Option<u64>,
+    pub what: String,
+    pub effect: String,
+    /// The command to run.
+    pub command: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProblemKind {
+    NoLeader,
+    NodeUnreachable,
+    NodeLagging,
+    MassExpiry,
+    AgentOffline,
+    AgentDraining,
+}
+
+impl ProblemKind {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NoLeader => "no_leader",
+            Self::NodeUnreachable => "node_unreachable",
+            Self::NodeLagging => "node_lagging",
+            Self::MassExpiry => "mass_expiry",
+            Self::AgentOffline => "agent_offline",
+            Self::AgentDraining => "agent_draining",
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -353,10 +446,9 @@ pub enum PeerFrame {
         id: u64,
         result: Result<u64, Box<ErrorReply>>,
     },
-    /// Ages of the heartbeats of the agents that the sender holds, once a second.
-    Ages {
-        ages: Vec<Age>,
-    },
+    /// The heartbeats of the agents that the sender holds, once a second, also when there is nothing
+    /// new. A long one comes in parts.
+    Summary(Summary),
     /// The sender's estimate of cluster time; only the leader's counts.
     Clock {
         term: u64,
@@ -371,10 +463,30 @@ pub enum PeerFrame {
     },
 }
 
+/// A node's word on the agents it holds. On a new link it begins with all of them; after that it
+/// tells who came, who went, and the ages of those that were heard since the last one. Each is named
+/// once and then known by a number, which is the sender's own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Summary {
+    /// What was told before on this link is void.
+    pub begins: bool,
+    /// Their numbers may be given to others, from this very summary on.
+    pub gone: Vec<u32>,
+    pub names: Vec<Named>,
+    pub ages: Vec<Age>,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Age {
+pub struct Named {
+    pub number: u32,
     pub agent_id: AgentId,
     pub instance: InstanceId,
+}
+
+/// How long ago both levels were heard, in milliseconds: a duration, since no two clocks agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Age {
+    pub number: u32,
     pub level1_age_ms: u64,
     pub level2_age_ms: u64,
 }

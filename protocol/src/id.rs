@@ -35,6 +35,16 @@ fn is_event_type(text: &str) -> bool {
     is_tag(text) && version.is_some_and(|v| !v.is_empty() && v.bytes().all(|b| b.is_ascii_digit()))
 }
 
+const TOPICS_RULE: &str =
+    "an event type with its version, such as task.completed.v1, or a prefix such as task.* (up to 128 bytes)";
+
+fn is_topics(text: &str) -> bool {
+    match text.strip_suffix(".*") {
+        Some(prefix) => text.len() <= 128 && is_tag(prefix),
+        None => is_event_type(text),
+    }
+}
+
 macro_rules! text_id {
     ($(#[$doc:meta])* $name:ident, $what:literal, $check:path, $rule:expr) => {
         $(#[$doc])*
@@ -130,6 +140,10 @@ text_id!(
     /// The type of an event, with its version.
     EventType, "an event type", is_event_type, EVENT_RULE
 );
+text_id!(
+    /// What a subscription is to: one event type, or all that begin alike (`task.*`).
+    Topics, "a subscription", is_topics, TOPICS_RULE
+);
 
 /// Names a node for ever; never used twice. Written `n1`, `n2`, …
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -179,6 +193,12 @@ mod tests {
         assert!(EventType::parse("task.completed.v1").is_ok());
         for bad in ["task.completed", "task.v", "task.vx"] {
             assert!(EventType::parse(bad).is_err(), "{bad}");
+        }
+        for good in ["task.completed.v1", "task.*", "task.completed.*"] {
+            assert!(Topics::parse(good).is_ok(), "{good}");
+        }
+        for bad in ["*", ".*", "task.completed", "task*", "task.*.v1"] {
+            assert!(Topics::parse(bad).is_err(), "{bad}");
         }
         assert_eq!("n12".parse::<NodeId>(), Ok(NodeId(12)));
         assert!("n0".parse::<NodeId>().is_err());

@@ -21,7 +21,7 @@ pub use command::{Command, Decision, Entry, Principal, Reply};
 pub use envelope::{Envelope, Selector, Source, Target};
 pub use error::{Code, ErrorReply};
 pub use fact::Fact;
-pub use id::{AgentId, EventType, InstanceId, MsgId, Name, NodeId, Tag, TraceId};
+pub use id::{AgentId, EventType, InstanceId, MsgId, Name, NodeId, Tag, Topics, TraceId};
 pub use json::Json;
 pub use limits::Limits;
 pub use message::{MessageState, Warning};

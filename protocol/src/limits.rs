@@ -22,7 +22,10 @@ pub struct Limits {
     pub intent_bytes: usize,
     pub excerpt_bytes: usize,
     pub capabilities: usize,
+    pub subscriptions: usize,
     pub metadata_bytes: usize,
+    /// Of each input and output schema of a capability.
+    pub schema_bytes: usize,
     pub preferred_agents: usize,
 }
 
@@ -34,7 +37,9 @@ impl Default for Limits {
             intent_bytes: 4 << 10,
             excerpt_bytes: 1 << 10,
             capabilities: 256,
+            subscriptions: 256,
             metadata_bytes: 16 << 10,
+            schema_bytes: 16 << 10,
             preferred_agents: 32,
         }
     }

@@ -2,7 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{command::Principal, id::Name, limits::Limits, stamp::Stamp};
+use crate::{
+    command::{ExpiryPause, Principal},
+    id::Name,
+    limits::Limits,
+    stamp::Stamp,
+};
 
 /// Every key has a default, and an unknown key is an error.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -20,13 +25,25 @@ pub struct Rules {
 pub struct Liveness {
     /// How often an agent beats at both levels, in milliseconds.
     pub heartbeat_ms: u64,
-    /// Silence after which a level has lapsed, in milliseconds.
+    /// Silence after which a level has lapsed, in milliseconds. An agent that registered a longer
+    /// `ttl_ms` has that.
     pub ttl_ms: u64,
+    /// How long a registration outlives its agent: offline for so long, in milliseconds of cluster
+    /// time, it is removed.
+    pub remove_after_ms: u64,
+    /// When more than half of the agents, and at least so many, are about to expire together, their
+    /// expiry waits one more TTL: more likely it is us who don't hear.
+    pub mass_expiry_min: u32,
 }
 
 impl Default for Liveness {
     fn default() -> Self {
-        Self { heartbeat_ms: 3_000, ttl_ms: 9_000 }
+        Self {
+            heartbeat_ms: 3_000,
+            ttl_ms: 9_000,
+            remove_after_ms: 7 * 24 * 60 * 60 * 1000,
+            mass_expiry_min: 20,
+        }
     }
 }
 
@@ -37,6 +54,9 @@ pub struct Delivery {
     pub resend_after_ms: u64,
     /// Without `received` for this long, the attempt ends and another agent is tried.
     pub give_back_after_ms: u64,
+    /// How long a task that an agent had received waits for it once it is offline, in milliseconds; then
+    /// another agent is tried.
+    pub return_within_ms: u64,
     /// Attempts that may end before `received`; then the message fails.
     pub attempts_max: u32,
     /// The deadline of a message that names none, in milliseconds after acceptance.
@@ -50,6 +70,7 @@ impl Default for Delivery {
         Self {
             resend_after_ms: 5_000,
             give_back_after_ms: 10_000,
+            return_within_ms: 20_000,
             attempts_max: 5,
             expires_in_ms: 15 * 60 * 1000,
             stuck_slot_ms: 10 * 60 * 1000,
@@ -94,8 +115,11 @@ impl Rules {
         let ranges = [
             ("liveness.heartbeat_ms", self.liveness.heartbeat_ms, 100, 60_000),
             ("liveness.ttl_ms", self.liveness.ttl_ms, 300, 600_000),
+            ("liveness.remove_after_ms", self.liveness.remove_after_ms, 1_000, 365 * 86_400_000),
+            ("liveness.mass_expiry_min", self.liveness.mass_expiry_min.into(), 1, 1_000_000),
             ("delivery.resend_after_ms", self.delivery.resend_after_ms, 100, 600_000),
             ("delivery.give_back_after_ms", self.delivery.give_back_after_ms, 200, 600_000),
+            ("delivery.return_within_ms", self.delivery.return_within_ms, 0, 86_400_000),
             ("delivery.attempts_max", self.delivery.attempts_max.into(), 1, 100),
             ("delivery.expires_in_ms", self.delivery.expires_in_ms, 1, crate::envelope::EXPIRES_IN_MAX_MS),
             ("delivery.stuck_slot_ms", self.delivery.stuck_slot_ms, 1_000, 86_400_000),
@@ -106,6 +130,8 @@ impl Rules {
             ("limits.intent_bytes", self.limits.intent_bytes as u64, 1, 65_536),
             ("limits.excerpt_bytes", self.limits.excerpt_bytes as u64, 1, 65_536),
             ("limits.capabilities", self.limits.capabilities as u64, 1, 10_000),
+            ("limits.subscriptions", self.limits.subscriptions as u64, 1, 10_000),
+            ("limits.schema_bytes", self.limits.schema_bytes as u64, 1, 1 << 20),
             ("limits.metadata_bytes", self.limits.metadata_bytes as u64, 1, 1 << 20),
             ("limits.preferred_agents", self.limits.preferred_agents as u64, 1, 1_000),
         ];
@@ -141,4 +167,7 @@ pub struct RulesRecord {
     pub author: Option<Principal>,
     pub at: Stamp,
     pub cluster: Option<Name>,
+    /// The last mass expiry that was made to wait. It stands here because this row is the cluster's
+    /// own.
+    pub expiry: Option<ExpiryPause>,
 }

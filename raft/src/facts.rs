@@ -197,7 +197,9 @@ fn weight(entry: &EntryFacts) -> usize {
         1024 + excerpt + record.avoid.len() * 64
     };
     let fact = |fact: &Fact| match fact {
-        Fact::Registered(record) | Fact::LivenessChanged(record) => agent(record),
+        Fact::Registered(record) | Fact::LivenessChanged(record) | Fact::DrainChanged(record) => {
+            agent(record)
+        }
         Fact::RulesChanged(record) => 1024 + record.text.len(),
         Fact::Fenced { .. } | Fact::Removed { .. } | Fact::Freed { .. } => 128,
         other => other.message().map_or(1024, |record| message(record)),

@@ -107,6 +107,8 @@ fn record(case: &mut TestCase) -> AgentRecord {
         reason: StateReason::Registered,
         since: Stamp::default(),
         liveness_seq: 0,
+        drain: None,
+        drain_seq: 0,
     }
 }
 

@@ -22,6 +22,8 @@ fn record(id: &str, weight: f64, max_concurrency: u32) -> AgentRecord {
         reason: StateReason::Registered,
         since: Stamp::default(),
         liveness_seq: 0,
+        drain: None,
+        drain_seq: 0,
     }
 }
 

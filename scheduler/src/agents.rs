@@ -87,6 +87,14 @@ impl Scheduler {
         self.changes.seen(agent_id);
         self.router.set_changing(agent_id, self.changes.contains(agent_id));
         self.agent_moved(agent_id);
+        if record.state == AgentState::Offline {
+            // What it holds is now due another time.
+            for msg_id in self.slots.messages(agent_id) {
+                if self.messages.contains_key(&msg_id) {
+                    self.reckon(&msg_id);
+                }
+            }
+        }
     }
 
     pub(crate) fn remove_agent(&mut self, agent_id: &AgentId) {
@@ -126,8 +134,13 @@ impl Scheduler {
                 // Equal to what is there now says nothing while another change comes before it.
                 author.acts_for(agent_id) && (self.changes.contains(agent_id) || !record.is_some_and(is_same))
             }
-            Command::Remove { author, .. } => {
-                author.acts_for(agent_id) || self.rules.rules.is_operator(author)
+            Command::Remove { instance, author, .. } => {
+                let is_meant = record.is_some_and(|record| Some(&record.instance) == instance.as_ref());
+                is_meant && (author.acts_for(agent_id) || self.rules.rules.is_operator(author))
+            }
+            Command::Drain { drain_seq, author, .. } => {
+                record.is_some_and(|record| record.drain_seq == *drain_seq && record.drain.is_none())
+                    && self.rules.rules.is_operator(author)
             }
             Command::SetLiveness { instance, liveness_seq, state, .. } => {
                 let is_current = |record: &Arc<AgentRecord>| {
@@ -169,11 +182,17 @@ impl Scheduler {
 fn is_seen(command: &Command, reply: &Reply, record: Option<&Arc<AgentRecord>>) -> bool {
     match (command, reply) {
         (_, Reply::Void | Reply::Refused(_)) => true,
+        (Command::Drain { .. }, Reply::Agent(replied)) => record.is_none_or(|record| {
+            record.instance != replied.instance || record.drain_seq >= replied.drain_seq
+        }),
         (_, Reply::Agent(replied)) => record.is_some_and(|record| {
             record.instance == replied.instance && record.registration == replied.registration
         }),
         (Command::SetLiveness { instance, liveness_seq, .. }, _) => {
             record.is_none_or(|record| record.instance != *instance || record.liveness_seq > *liveness_seq)
+        }
+        (Command::Remove { instance, .. }, _) => {
+            record.is_none_or(|record| Some(&record.instance) != instance.as_ref())
         }
         _ => record.is_none(),
     }
@@ -182,7 +201,9 @@ fn is_seen(command: &Command, reply: &Reply, record: Option<&Arc<AgentRecord>>) 
 fn changes_agent(command: &Command) -> Option<&AgentId> {
     match command {
         Command::Register { registration, .. } => Some(&registration.agent_id),
-        Command::Remove { agent_id, .. } | Command::SetLiveness { agent_id, .. } => Some(agent_id),
+        Command::Remove { agent_id, .. }
+        | Command::SetLiveness { agent_id, .. }
+        | Command::Drain { agent_id, .. } => Some(agent_id),
         _ => None,
     }
 }

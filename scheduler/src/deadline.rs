@@ -3,7 +3,7 @@
 
 use std::ops::Bound;
 
-use reach_protocol::{Command, MessageState, MsgId, message::PendingReason};
+use reach_protocol::{AgentState, Command, MessageState, MsgId, message::PendingReason};
 use reach_routing::Outlook;
 
 use crate::{Output, Scheduler, message::Tracked, refusal};
@@ -50,6 +50,7 @@ impl Scheduler {
     fn end(&mut self, msg_id: &MsgId, outputs: &mut Vec<Output>) {
         let now_ms = self.now_ms;
         let give_back_ms = self.give_back_ms(&self.messages[msg_id]);
+        let retake_ms = self.retake_ms(&self.messages[msg_id]);
         let tracked = self.messages.get_mut(msg_id).expect("only tracked messages are due");
         let record = tracked.record.clone();
         if now_ms >= record.expires_ms {
@@ -63,6 +64,13 @@ impl Scheduler {
             let (attempt, reason) = (record.attempt, PendingReason::DeliveryFailed);
             return propose(outputs, Command::Return { msg_id: msg_id.clone(), attempt, holder, reason });
         }
+        if retake_ms.is_some_and(|due_ms| now_ms >= due_ms)
+            && let Some(holder) = record.state.holder().cloned()
+        {
+            tracked.asked_ms = Some(now_ms);
+            let attempt = record.attempt;
+            return propose(outputs, Command::Retake { msg_id: msg_id.clone(), attempt, holder });
+        }
         self.rested(msg_id);
     }
 
@@ -71,6 +79,7 @@ impl Scheduler {
         let tracked = &self.messages[msg_id];
         let mut due_ms = tracked.record.expires_ms;
         due_ms = due_ms.min(self.give_back_ms(tracked).unwrap_or(u64::MAX));
+        due_ms = due_ms.min(self.retake_ms(tracked).unwrap_or(u64::MAX));
         due_ms = due_ms.min(tracked.rests_until_ms().unwrap_or(u64::MAX));
         if let Some(asked_ms) = tracked.asked_ms {
             due_ms = due_ms.max(asked_ms + ASK_AGAIN_MS);
@@ -97,6 +106,14 @@ impl Scheduler {
         let since_ms = self.slots.since_ms(&holder.agent_id, &record.msg_id, record.attempt);
         let since_ms = since_ms.unwrap_or(record.since.cluster_ms);
         Some(since_ms + self.rules.rules.delivery.give_back_after_ms)
+    }
+
+    /// When a task is taken from an agent that had received it and stays away.
+    fn retake_ms(&self, tracked: &Tracked) -> Option<u64> {
+        let MessageState::Acknowledged { holder } = &tracked.record.state else { return None };
+        let agent = self.agents.get(&holder.agent_id)?;
+        let is_away = agent.state == AgentState::Offline && agent.instance == holder.instance;
+        is_away.then(|| agent.since.cluster_ms + self.rules.rules.delivery.return_within_ms)
     }
 
     /// Notes which queues have nobody ready. How long that has been so counts, rather than how long

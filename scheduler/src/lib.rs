@@ -31,7 +31,7 @@ mod slots;
 mod submit;
 
 use agents::Changes;
-pub use liveness::Ages;
+pub use liveness::{Ages, LinkId};
 use message::Tracked;
 use queue::{QueueKey, Queues};
 use slots::Slots;
@@ -174,7 +174,9 @@ impl Scheduler {
 
     fn fact(&mut self, fact: &Fact) {
         match fact {
-            Fact::Registered(record) | Fact::LivenessChanged(record) => self.put_agent(record),
+            Fact::Registered(record) | Fact::LivenessChanged(record) | Fact::DrainChanged(record) => {
+                self.put_agent(record);
+            }
             Fact::Removed { agent_id, .. } => self.remove_agent(agent_id),
             // The new run's own fact follows.
             Fact::Fenced { .. } => {}

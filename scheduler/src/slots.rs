@@ -33,6 +33,11 @@ impl Slots {
         self.by_agent.get(agent_id).map_or(0, |holds| holds.len() as u32)
     }
 
+    /// Those that hold a slot of this agent.
+    pub fn messages(&self, agent_id: &AgentId) -> Vec<MsgId> {
+        self.by_agent.get(agent_id).map_or(Vec::new(), |holds| holds.keys().cloned().collect())
+    }
+
     pub fn reserved(&self) -> u64 {
         self.reserved
     }

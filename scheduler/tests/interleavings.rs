@@ -181,7 +181,8 @@ impl Run {
             Step::Remove(agent) => {
                 let agent_id = agent_id(AGENTS[agent].0);
                 let author = Principal::Agent(agent_id.clone());
-                self.world.propose(Command::Remove { agent_id, author });
+                let instance = self.world.instance(&agent_id);
+                self.world.propose(Command::Remove { agent_id, instance, author });
             }
             Step::Receive(n) => self.held(n).iter().for_each(|msg_id| self.world.receive(msg_id)),
             Step::Complete(n) => self.held(n).iter().for_each(|msg_id| self.world.complete(msg_id)),

@@ -64,7 +64,18 @@ fn run(world: &mut World, case: &mut TestCase) -> String {
         "remove" => {
             let agent_id = agent_id(&case.take_arg::<String>("id").unwrap());
             let author = Principal::Agent(agent_id.clone());
-            world.propose(Command::Remove { agent_id, author });
+            let instance = world.instance(&agent_id);
+            world.propose(Command::Remove { agent_id, instance, author });
+        }
+        "drain" | "resume" => {
+            let drains = case.directive == "drain";
+            let agent_id = agent_id(&case.take_arg::<String>("id").unwrap());
+            let drain_seq = world.drain_seq(&agent_id);
+            let author = Principal::Loopback;
+            world.propose(match drains {
+                true => Command::Drain { agent_id, drain_seq, author },
+                false => Command::Resume { agent_id, drain_seq, author },
+            });
         }
         "liveness" => {
             let id = agent_id(&case.take_arg::<String>("id").unwrap());
@@ -180,6 +191,9 @@ fn describe(command: &Command) -> String {
         Command::Return { msg_id, attempt, holder, reason } => {
             format!("return {msg_id} attempt {attempt} of {} ({})", holder.agent_id, reason.as_str())
         }
+        Command::Retake { msg_id, attempt, holder } => {
+            format!("retake {msg_id} attempt {attempt} of {}", holder.agent_id)
+        }
         Command::TimeOut { msg_id } => format!("time out {msg_id}"),
         Command::GiveUp { msg_id, error } => format!("give up {msg_id}: {error}"),
         Command::FreeSlot { agent_id, msg_id, attempt } => {
@@ -195,6 +209,11 @@ fn describe(command: &Command) -> String {
         Command::Fail { msg_id, .. } => format!("fail {msg_id}"),
         Command::Release { msg_id, .. } => format!("release {msg_id}"),
         Command::Dispatched { msg_id, .. } => format!("dispatched {msg_id}"),
+        Command::Drain { agent_id, .. } => format!("drain {agent_id}"),
+        Command::Resume { agent_id, .. } => format!("resume {agent_id}"),
+        Command::RemoveOffline { agent_id, .. } => format!("remove offline {agent_id}"),
+        Command::PauseExpiry { .. } => "pause expiry".into(),
+        Command::ExpireNow { .. } => "expire now".into(),
         Command::Init { .. } => "init".into(),
         Command::ApplyRules { .. } => "apply rules".into(),
     }
@@ -204,6 +223,7 @@ fn describe_fact(fact: &Fact) -> String {
     match fact {
         Fact::Registered(record) => format!("registered {}/{}", record.agent_id(), record.instance),
         Fact::LivenessChanged(record) => format!("{} is {}", record.agent_id(), record.state),
+        Fact::DrainChanged(record) => format!("{} is {}", record.agent_id(), record.state),
         Fact::Fenced { agent_id, instance } => format!("fenced {agent_id}/{instance}"),
         Fact::Removed { agent_id, .. } => format!("removed {agent_id}"),
         Fact::Freed { agent_id, msg_id, .. } => format!("freed {msg_id} at {agent_id}"),

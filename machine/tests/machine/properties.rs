@@ -80,6 +80,7 @@ enum Verb {
     Fail(FailReason),
     Release,
     Return,
+    Retake,
     FreeSlot,
 }
 
@@ -109,6 +110,7 @@ fn wish() -> impl Strategy<Value = Wish> {
         2 => Just(Verb::Release),
         3 => Just(Verb::Return),
         1 => Just(Verb::FreeSlot),
+        2 => Just(Verb::Retake),
     ];
     let aim = prop_oneof![
         5 => agent.clone().prop_map(|else_agent| Aim::Holder { else_agent }),
@@ -170,6 +172,7 @@ fn command(wish: &Wish, rows: &MemoryRows) -> Option<Command> {
         }
         Wish::Remove { agent, by_operator } => Command::Remove {
             agent_id: agent_id(AGENTS[agent]),
+            instance: rows.agent(&agent_id(AGENTS[agent])).map(|record| record.instance.clone()),
             author: principal(if by_operator { "user:op" } else { "user:u" }),
         },
         Wish::Liveness { agent, state, stale } => {
@@ -250,6 +253,7 @@ fn attempt_command(verb: Verb, msg_id: MsgId, aim: Aim, rows: &MemoryRows) -> Co
         Verb::Fail(reason) => Command::Fail { msg_id, attempt, holder, reason, message: "no".into() },
         Verb::Release => Command::Release { msg_id, attempt, holder },
         Verb::Return => Command::Return { msg_id, attempt, holder, reason: PendingReason::DeliveryFailed },
+        Verb::Retake => Command::Retake { msg_id, attempt, holder },
         Verb::FreeSlot => Command::FreeSlot { agent_id: holder.agent_id, msg_id, attempt },
     }
 }

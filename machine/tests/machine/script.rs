@@ -9,7 +9,7 @@ use reach_protocol::{
     AgentState, Code, Command, Envelope, ErrorReply, EventType, Fact, Json, MessageState, MsgId, Reply,
     Rules, StateReason, Target, TraceId, Warning,
     codec::Encoded,
-    command::{Decision, FailReason},
+    command::{Decision, ExpiryPause, FailReason},
     id::Name,
     message::{Holder, Hop, MessageRecord, PendingReason},
 };
@@ -79,17 +79,26 @@ impl Script {
             let (taken, max) = (self.rows.slots_taken(agent_id), record.registration.max_concurrency);
             writeln!(
                 out,
-                "  agent {} started={} {} ({}) seq={} slots={taken}/{max}",
+                "  agent {} started={} {} ({}) seq={} slots={taken}/{max}{}",
                 run(agent_id, &record.instance),
                 record.started_ms,
                 record.state,
                 record.reason.as_str(),
-                record.liveness_seq
+                record.liveness_seq,
+                record.drain.as_ref().map_or(String::new(), |drain| format!(
+                    " drained by {} at {}, drain_seq={}",
+                    drain.by, drain.at.cluster_ms, record.drain_seq
+                ))
             )
             .unwrap();
         }
         for (agent_id, gone) in self.rows.tombstones() {
-            writeln!(out, "  gone {} started={}", run(agent_id, &gone.instance), gone.started_ms).unwrap();
+            let earlier = match gone.earlier.is_empty() {
+                true => String::new(),
+                false => format!(" earlier={:?}", gone.earlier),
+            };
+            let gone_run = run(agent_id, &gone.instance);
+            writeln!(out, "  gone {gone_run} started={}{earlier}", gone.started_ms).unwrap();
         }
         for (agent_id, slots) in &live.slots {
             for (msg_id, slot) in slots {
@@ -165,14 +174,44 @@ fn command(words: &Words<'_>, rows: &MemoryRows) -> Command {
                     .map_or_else(|| reach_protocol::Principal::Agent(agent_id(agent)), principal),
             }
         }
-        "remove" => Command::Remove {
-            agent_id: agent_id(words.word(0)),
+        "remove" => {
+            let (agent, run) = match words.word(0).split_once('/') {
+                Some((agent, run)) => (agent, Some(instance(run))),
+                None => {
+                    let current = rows.agent(&agent_id(words.word(0)));
+                    (words.word(0), current.map(|record| record.instance.clone()))
+                }
+            };
+            let author = principal(words.named("by").unwrap_or("user:op"));
+            Command::Remove { agent_id: agent_id(agent), instance: run, author }
+        }
+        "remove_offline" => {
+            let Holder { agent_id, instance } = holder(words.word(0));
+            Command::RemoveOffline { agent_id, instance, liveness_seq: words.named_number("seq").unwrap() }
+        }
+        verb @ ("drain" | "resume") => {
+            let agent_id = agent_id(words.word(0));
+            let drain_seq = words.named_number("seq").unwrap();
+            let author = principal(words.named("by").unwrap_or("user:op"));
+            match verb {
+                "drain" => Command::Drain { agent_id, drain_seq, author },
+                _ => Command::Resume { agent_id, drain_seq, author },
+            }
+        }
+        "pause_expiry" => {
+            let (since_ms, agents) = (words.number(0), words.number(1) as u32);
+            let pause = ExpiryPause { since_ms, agents, of: 30, wait_ms: 9_000, forced_by: None };
+            Command::PauseExpiry { pause }
+        }
+        "expire_now" => Command::ExpireNow {
+            since_ms: words.number(0),
             author: principal(words.named("by").unwrap_or("user:op")),
         },
         "liveness" => {
             let Holder { agent_id, instance } = holder(words.word(0));
             let (state, reason) = match words.word(1) {
                 "ready" => (AgentState::Ready, StateReason::Returned),
+                "leaving" => (AgentState::Draining, StateReason::Asked),
                 "draining" => (AgentState::Draining, StateReason::LoopSilent),
                 "offline" => (AgentState::Offline, StateReason::ProcessSilent),
                 other => panic!("no state {other}"),
@@ -220,6 +259,7 @@ fn command(words: &Words<'_>, rows: &MemoryRows) -> Command {
             holder: held(),
             reason: pending_reason(words.plain.get(3).unwrap_or(&"delivery_failed")),
         },
+        "retake" => Command::Retake { msg_id: message(), attempt: attempt(), holder: held() },
         "timeout" => Command::TimeOut { msg_id: message() },
         "giveup" => Command::GiveUp {
             msg_id: message(),
@@ -273,6 +313,8 @@ fn rules(words: &Words<'_>, mut rules: Rules) -> Rules {
                 rules.grants.operators = value.split(',').map(|name| Name::parse(name).unwrap()).collect()
             }
             "attempts_max" => rules.delivery.attempts_max = number() as u32,
+            "return_within_ms" => rules.delivery.return_within_ms = number(),
+            "remove_after_ms" => rules.liveness.remove_after_ms = number(),
             "waiting_max" => rules.routing.waiting_max = number(),
             "result_bytes" => rules.limits.result_bytes = number() as usize,
             "excerpt_bytes" => rules.limits.excerpt_bytes = number() as usize,
@@ -386,6 +428,10 @@ fn fact_text(fact: &Fact) -> String {
         Fact::Removed { agent_id, instance } => format!("removed {}", run(agent_id, instance)),
         Fact::LivenessChanged(record) => {
             format!("liveness {} {}", run(record.agent_id(), &record.instance), record.state)
+        }
+        Fact::DrainChanged(record) => {
+            let drained = if record.drain.is_some() { "drained" } else { "resumed" };
+            format!("{drained} {} {}", run(record.agent_id(), &record.instance), record.state)
         }
         Fact::Submitted(record) => format!("submitted {}", record.msg_id),
         Fact::Matched(record) => format!("matched {}", record.msg_id),

@@ -89,6 +89,8 @@ pub enum Command {
     /// Run agents, and see who is there.
     #[command(subcommand)]
     Agents(AgentsCommand),
+    /// List what is wrong now, since when, with which effect, and the command to run. Exit status 1 when something is.
+    Problems,
     /// Submit a task and wait for its result.
     Send(Send),
     /// Look at messages.
@@ -226,8 +228,21 @@ pub enum AgentsCommand {
     },
     /// List the agents.
     Ls(AgentsLs),
-    /// Show one agent.
+    /// Show one agent, why it is in its state, and what would bring it back.
     Show { agent_id: AgentId },
+    /// Give an agent nothing new until `resume`, also when it restarts. What it runs goes on to its end.
+    Drain { agent_id: AgentId },
+    /// Take a drain back.
+    Resume { agent_id: AgentId },
+    /// Remove an agent. This run of it, and those before, don't come back; a new one may register. What it was
+    /// working on goes to others.
+    Rm { agent_id: AgentId },
+    /// Don't wait any longer for agents that fell silent together: they count as lost now.
+    Expire {
+        /// Needed, since their unfinished tasks go to others.
+        #[arg(long, required = true)]
+        now: bool,
+    },
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -294,6 +309,9 @@ pub struct AgentsLs {
     /// Go on after this one, the `next` of the list before.
     #[arg(long, value_name = "ID")]
     pub after: Option<AgentId>,
+    /// Go on showing them until Ctrl-C: at a terminal the list, twice a second; elsewhere a line for each change.
+    #[arg(long)]
+    pub watch: bool,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -411,7 +429,13 @@ mod tests {
             "agents run --capability text.count=2 --capability x --id ID -- ./count.sh --fast",
             "agents register F",
             "agents ls --state ready --capability t --metadata k=v",
+            "agents ls --watch -o jsonl",
             "agents show ID",
+            "agents drain ID",
+            "agents resume ID",
+            "agents rm ID",
+            "agents expire --now",
+            "problems -o json",
             "send --capability a --capability b --payload {} --intent i --prefer p --expire-in 30s --detach",
             "send --to AGENT --payload @- --msg-id m --trace-id t",
             "messages ls --limit 5 --after m",
@@ -436,6 +460,8 @@ mod tests {
             "certs issue --agent a --client b",
             "agents run --capability x",
             "agents run -- cmd",
+            "agents expire",
+            "agents drain",
             "agents run --capability x --slots 0 -- cmd",
             "send --payload 1",
             "send --capability x",

@@ -19,12 +19,14 @@ use crate::show::{self, Shown};
 pub struct Output {
     format: Format,
     color: bool,
+    screen: bool,
 }
 
 impl Output {
     pub fn new(global: &Global) -> Self {
         let wanted = !global.no_color && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        Self { format: global.output, color: wanted && io::stdout().is_terminal() }
+        let screen = io::stdout().is_terminal();
+        Self { format: global.output, color: wanted && screen, screen }
     }
 
     /// A form for programs, where arguments that could not be understood as a whole ask for one.
@@ -42,7 +44,7 @@ impl Output {
             let format = value.and_then(|value| Format::from_str(&value, false).ok());
             wanted = format.filter(|format| *format != Format::Table).or(wanted);
         }
-        wanted.map(|format| Self { format, color: false })
+        wanted.map(|format| Self { format, color: false, screen: false })
     }
 
     pub fn format(&self) -> Format {
@@ -52,6 +54,24 @@ impl Output {
     /// Prints an answer to standard output. A reader that has gone away ends it quietly.
     pub fn print(&self, shown: &Shown) -> Result<(), Failure> {
         self.print_text(&self.render(shown))
+    }
+
+    /// A table at a terminal, which may be drawn over.
+    pub fn is_screen(&self) -> bool {
+        self.screen && self.format == Format::Table
+    }
+
+    /// Prints an answer in place of what the terminal shows.
+    pub fn redraw(&self, shown: &Shown) -> Result<(), Failure> {
+        self.print_text(&format!("\u{1b}[H\u{1b}[2J{}", self.render(shown)))
+    }
+
+    /// One line about something that changed.
+    pub fn print_change(&self, shown: &Shown) -> Result<(), Failure> {
+        match self.format {
+            Format::Table => self.print(shown),
+            Format::Json | Format::Jsonl => self.print_text(&format!("{}\n", shown.json)),
+        }
     }
 
     /// Prints `text` as it is, such as a payload or a rules document.
@@ -218,7 +238,7 @@ mod tests {
     use super::*;
 
     fn output(format: Format) -> Output {
-        Output { format, color: false }
+        Output { format, color: false, screen: false }
     }
 
     fn list() -> Shown {
@@ -240,7 +260,7 @@ mod tests {
         assert_eq!(output(Format::Table).render(&list()), expected);
         let empty = Shown { rows: vec![], notes: vec![], ..list() };
         assert_eq!(output(Format::Table).render(&empty), "none\n");
-        let bold = Output { format: Format::Table, color: true }.render(&list());
+        let bold = Output { format: Format::Table, color: true, screen: false }.render(&list());
         assert!(bold.starts_with("\u{1b}[1mAGENT        STATE\u{1b}[0m\n"), "{bold}");
     }
 

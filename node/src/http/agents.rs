@@ -43,9 +43,40 @@ pub async fn show(axum::extract::State(shared): State, Path(agent_id): Path<Stri
 }
 
 async fn agent(shared: &std::sync::Arc<Shared>, agent_id: AgentId, stale: bool) -> Answered {
-    let request = frame::Request::Agent { agent_id };
+    answer_agent(shared, frame::Request::Agent { agent_id }, stale).await
+}
+
+async fn answer_agent(shared: &std::sync::Arc<Shared>, request: frame::Request, stale: bool) -> Answered {
     match shared.answer(&LOCAL, request, stale, Instant::now() + REQUEST_MAX).await? {
         frame::Answer::Agent(view) => ok(&show::agent(&view).json),
+        _ => Err(unexpected()),
+    }
+}
+
+pub async fn drain(axum::extract::State(shared): State, Path(agent_id): Path<String>, uri: Uri) -> Answered {
+    let input::Nothing {} = input::query(&uri)?;
+    let agent_id = input::id("agent_id", &agent_id)?;
+    answer_agent(&shared, frame::Request::DrainAgent { agent_id, drain_seq: None }, false).await
+}
+
+pub async fn resume(axum::extract::State(shared): State, Path(agent_id): Path<String>, uri: Uri) -> Answered {
+    let input::Nothing {} = input::query(&uri)?;
+    let agent_id = input::id("agent_id", &agent_id)?;
+    answer_agent(&shared, frame::Request::ResumeAgent { agent_id, drain_seq: None }, false).await
+}
+
+/// Said again, it is as it should be. With `instance` it says nothing to a later run.
+pub async fn remove(axum::extract::State(shared): State, Path(agent_id): Path<String>, uri: Uri) -> Answered {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Meant {
+        instance: Option<InstanceId>,
+    }
+    let Meant { instance } = input::query(&uri)?;
+    let agent_id: AgentId = input::id("agent_id", &agent_id)?;
+    let request = frame::Request::Remove { agent_id: agent_id.clone(), instance };
+    match shared.answer(&LOCAL, request, false, Instant::now() + REQUEST_MAX).await? {
+        frame::Answer::Done => ok(&show::removed(&agent_id).json),
         _ => Err(unexpected()),
     }
 }

@@ -32,10 +32,18 @@ pub async fn submit(axum::extract::State(shared): State, request: Request<Body>)
     struct Query {
         #[serde(default)]
         wait: input::Wait,
+        /// The run of `source.agent_id` that submits it.
+        instance: Option<InstanceId>,
     }
-    let Query { wait } = input::query(request.uri())?;
+    let Query { wait, instance } = input::query(request.uri())?;
     let sent_at_ms = input::date_ms(request.headers());
     let envelope = Box::new(Envelope::from_json(&input::json(request).await?)?);
+    if let Some(instance) = instance {
+        let missing =
+            || ErrorReply::invalid("source", "a run submits as its agent: name it in source.agent_id");
+        let agent_id = &envelope.source.as_ref().ok_or_else(missing)?.agent_id;
+        agents::must_be_current(&shared, agent_id, &instance).await?;
+    }
     let request = frame::Request::Submit { envelope, sent_at_ms, wait_ms: wait.some() };
     match shared.answer(&LOCAL, request, false, Instant::now() + REQUEST_MAX).await? {
         Answer::Message(view) => match &view.response {

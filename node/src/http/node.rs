@@ -47,6 +47,14 @@ pub async fn cluster(axum::extract::State(shared): State, uri: Uri) -> Answered 
     }
 }
 
+pub async fn problems(axum::extract::State(shared): State, uri: Uri) -> Answered {
+    let input::Fresh { .. } = input::query(&uri)?;
+    match shared.read_problems().await {
+        frame::Answer::Problems { items, as_of } => ok(&show::problems(&items, as_of).json),
+        _ => Err(unexpected()),
+    }
+}
+
 pub async fn rules(axum::extract::State(shared): State, uri: Uri) -> Answered {
     let input::Fresh { stale } = input::query(&uri)?;
     let deadline = Instant::now() + REQUEST_MAX;

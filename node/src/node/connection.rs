@@ -1,9 +1,13 @@
 //! One client connection: who it is, what it asks, and the agents whose sessions run over it.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use reach_protocol::{
-    ErrorReply, Principal, codec,
+    AgentId, Code, ErrorReply, InstanceId, Principal, codec,
     frame::{Answer, ClientFrame, NodeFrame, Request, Welcome},
 };
 use reach_transport::{Connection, Endpoint};
@@ -50,7 +54,14 @@ async fn serve(shared: Arc<Shared>, connection: Connection) {
     line.send(&NodeFrame::Welcome(welcome(&shared, &principal)));
 
     let slots = Arc::new(Semaphore::new(REQUESTS_MAX));
-    let client = Client { shared: shared.clone(), principal, line, connection: connection.clone(), slots };
+    let client = Client {
+        shared: shared.clone(),
+        principal,
+        line,
+        connection: connection.clone(),
+        slots,
+        runs: Arc::default(),
+    };
     while let Some(bytes) = rx.recv().await {
         match codec::decode("client frame", &bytes) {
             Ok(frame) => client.frame(frame).await,
@@ -85,6 +96,8 @@ struct Client {
     line: Line,
     connection: Connection,
     slots: Arc<Semaphore>,
+    /// The runs that attached over this connection.
+    runs: Arc<Mutex<HashMap<AgentId, InstanceId>>>,
 }
 
 impl Client {
@@ -94,7 +107,9 @@ impl Client {
             ClientFrame::Hello { .. } => {}
             ClientFrame::Beat { seq, runs } => {
                 for run in runs.iter().filter(|run| self.principal.acts_for(&run.agent_id)) {
-                    self.shared.heartbeats.beat(&run.agent_id, &run.instance, now_ms);
+                    if !self.shared.heartbeats.beat(&run.agent_id, &run.instance, now_ms) {
+                        self.fence_if_stale(&run.agent_id, &run.instance);
+                    }
                 }
                 self.line.send(&NodeFrame::Beaten { seq });
             }
@@ -122,6 +137,28 @@ impl Client {
         }
     }
 
+    fn attaches(&self, agent_id: &AgentId, instance: &InstanceId) {
+        let mut runs = self.runs.lock().expect("no panic while it is held");
+        runs.insert(agent_id.clone(), instance.clone());
+    }
+
+    /// A run that beats and has no session here: it may not know yet that it lost its place.
+    fn fence_if_stale(&self, agent_id: &AgentId, instance: &InstanceId) {
+        let Ok(slot) = self.slots.clone().try_acquire_owned() else { return };
+        let (client, agent_id, instance) = (self.clone(), agent_id.clone(), instance.clone());
+        self.shared.clone().spawn(async move {
+            // This node may be behind: what it knows alone fences nobody.
+            let fresh = client.shared.read_barrier(Instant::now() + TIMEOUT_MAX).await;
+            if fresh.is_ok()
+                && let Err(error) = client.shared.must_be_current(&agent_id, &instance)
+            {
+                let error = Box::new(ErrorReply::new(Code::StaleInstance, error.message));
+                client.line.send(&NodeFrame::Fenced { agent_id, error });
+            }
+            drop(slot);
+        });
+    }
+
     /// None when the answer is sent by somebody else.
     async fn request(
         &self,
@@ -130,6 +167,15 @@ impl Client {
         stale: bool,
         deadline: Instant,
     ) -> Option<Result<Answer, ErrorReply>> {
+        if let Request::Submit { envelope, .. } = &request {
+            let source = envelope.source.as_ref().map(|source| source.agent_id.clone());
+            let source = source.unwrap_or_else(|| self.principal.own_agent_id());
+            let run = self.runs.lock().expect("no panic while it is held").get(&source).cloned();
+            // What it calls on its own account goes with its place.
+            if let Some(Err(error)) = run.map(|run| self.shared.must_be_current(&source, &run)) {
+                return Some(Err(ErrorReply::new(Code::StaleInstance, error.message)));
+            }
+        }
         if let Request::Attach { agent_id, instance, held } = request {
             let ready = match acts_for(&self.principal, &agent_id) {
                 Ok(()) => self.shared.read_barrier(deadline).await,
@@ -137,6 +183,7 @@ impl Client {
             };
             return match ready {
                 Ok(()) => {
+                    self.attaches(&agent_id, &instance);
                     self.shared.delivery.attach(agent_id, instance, held, self.line.clone(), id).await;
                     None
                 }

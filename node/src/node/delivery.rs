@@ -298,6 +298,7 @@ impl Sessions {
             Fact::Removed { agent_id, instance } => self.fence(agent_id, instance, "this agent was removed"),
             Fact::Registered(_)
             | Fact::LivenessChanged(_)
+            | Fact::DrainChanged(_)
             | Fact::Submitted(_)
             | Fact::Dispatched(_)
             | Fact::Freed { .. }

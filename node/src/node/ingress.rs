@@ -237,11 +237,16 @@ impl Shared {
         let command =
             Command::Register { registration: Box::new(registration), instance, started_ms, author };
         match self.propose(command, deadline).await? {
-            Reply::Agent(record) => Ok(Answer::Registered {
-                instance: record.instance,
-                heartbeat_ms: rules.rules.liveness.heartbeat_ms,
-                ttl_ms: rules.rules.liveness.ttl_ms,
-            }),
+            Reply::Agent(record) => {
+                let liveness = &rules.rules.liveness;
+                let ttl_ms = record.registration.ttl_ms(liveness.ttl_ms);
+                // Who may be silent for longer need not beat as often.
+                let heartbeat_ms = liveness.heartbeat_ms.max(match record.registration.ttl_ms {
+                    Some(_) => ttl_ms / 3,
+                    None => 0,
+                });
+                Ok(Answer::Registered { instance: record.instance, heartbeat_ms, ttl_ms })
+            }
             _ => Err(ErrorReply::new(Code::Internal, "a registration was answered with something else")),
         }
     }

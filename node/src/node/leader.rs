@@ -199,7 +199,7 @@ impl<'a> Term<'a> {
         let now_ms = self.shared.clock.mono_ms();
         let commands = {
             let live = self.shared.replica.tables().live();
-            self.shared.heartbeats.judge(now_ms, &live, Some(self.began_ms))
+            self.shared.heartbeats.judge(now_ms, self.now_ms(), &live, Some(self.began_ms))
         };
         let now_ms = self.now_ms();
         for command in commands {

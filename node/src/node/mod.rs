@@ -8,6 +8,7 @@ mod heartbeat;
 mod ingress;
 mod leader;
 mod peers;
+mod problems;
 mod read;
 mod requests;
 mod waiters;

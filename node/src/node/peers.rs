@@ -104,6 +104,12 @@ impl Peers {
         }
     }
 
+    /// Every node that is linked now, with the link's id.
+    pub fn links_now(&self) -> Vec<(NodeId, u64, LinkTx)> {
+        let links = self.links();
+        links.iter().map(|(node, out)| (*node, out.connection.id(), out.tx.clone())).collect()
+    }
+
     fn next_id(&self) -> u64 {
         self.0.next_id.fetch_add(1, Ordering::Relaxed)
     }
@@ -250,6 +256,9 @@ async fn serve(shared: Arc<Shared>, connection: Connection) {
     let frames = async {
         while let Some(bytes) = rx.recv().await {
             match codec::decode::<PeerFrame>("peer frame", &bytes) {
+                Ok(PeerFrame::Summary(summary)) => {
+                    shared.heartbeats.told(shared.clock.mono_ms(), connection.id(), node, &summary);
+                }
                 Ok(frame) => answer(&shared, node, &tx, frame),
                 Err(error) => {
                     tracing::error!(peer = %node, %error, "link dropped");
@@ -264,7 +273,7 @@ async fn serve(shared: Arc<Shared>, connection: Connection) {
     }
     connection.close("done");
     // Agents it held get one whole TTL from here to attach to another node.
-    shared.heartbeats.node_lost(shared.clock.mono_ms(), node);
+    shared.heartbeats.link_lost(shared.clock.mono_ms(), connection.id());
 }
 
 async fn accept_raft(shared: Arc<Shared>, connection: Connection) {
@@ -282,7 +291,6 @@ async fn accept_raft(shared: Arc<Shared>, connection: Connection) {
 }
 
 fn answer(shared: &Arc<Shared>, node: NodeId, tx: &LinkTx, frame: PeerFrame) {
-    let now_ms = shared.clock.mono_ms();
     match frame {
         PeerFrame::Propose { id, commands } => {
             let (tx, leader) = (tx.clone(), shared.leader.clone());
@@ -298,7 +306,7 @@ fn answer(shared: &Arc<Shared>, node: NodeId, tx: &LinkTx, frame: PeerFrame) {
                 let _ = tx.send(codec::encode(&PeerFrame::ReadAt { id, result }));
             });
         }
-        PeerFrame::Ages { ages } => shared.heartbeats.report(now_ms, node, &ages),
+        PeerFrame::Summary(_) => unreachable!("it is taken above"),
         PeerFrame::Clock { term, stamp } => {
             let leadership = *shared.replica.leadership().borrow();
             if leadership.term == term && leadership.leader == Some(node) {

@@ -129,6 +129,7 @@ impl Shared {
         let limit = page(limit);
         let now_ms = self.clock.mono_ms();
         let live = self.replica.tables().live();
+        let ttl_ms = live.rules.rules.liveness.ttl_ms;
         let from = after.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
         let mut items: Vec<AgentView> = live
             .agents
@@ -136,7 +137,7 @@ impl Shared {
             .map(|(_, record)| record)
             .filter(|record| filter.shows(record))
             .take(limit + 1)
-            .map(|record| self.agent_view(record, live.slots_taken(record.agent_id()), now_ms))
+            .map(|record| self.agent_view(record, live.slots_taken(record.agent_id()), ttl_ms, now_ms))
             .collect();
         drop(live);
         let more = items.len() > limit;
@@ -149,10 +150,10 @@ impl Shared {
         let now_ms = self.clock.mono_ms();
         let live = self.replica.tables().live();
         let record = live.agents.get(agent_id).cloned();
-        let running = live.slots_taken(agent_id);
+        let (running, ttl_ms) = (live.slots_taken(agent_id), live.rules.rules.liveness.ttl_ms);
         drop(live);
         match record {
-            Some(record) => Ok(Answer::Agent(Box::new(self.agent_view(&record, running, now_ms)))),
+            Some(record) => Ok(Answer::Agent(Box::new(self.agent_view(&record, running, ttl_ms, now_ms)))),
             None => Err(ErrorReply::new(
                 Code::NotFound,
                 format!("no agent {agent_id} is registered: `agent-reach agents ls` lists those that are"),
@@ -160,9 +161,26 @@ impl Shared {
         }
     }
 
-    fn agent_view(&self, record: &Arc<AgentRecord>, running: u32, now_ms: u64) -> AgentView {
+    fn agent_view(
+        &self,
+        record: &Arc<AgentRecord>,
+        running: u32,
+        rule_ttl_ms: u64,
+        now_ms: u64,
+    ) -> AgentView {
         let heard = self.heartbeats.heard(record.agent_id(), now_ms);
-        AgentView { record: (**record).clone(), running, heard }
+        let last_act = self.heartbeats.last_act(record.agent_id());
+        let ttl_ms = record.registration.ttl_ms(rule_ttl_ms);
+        AgentView { record: (**record).clone(), running, heard, ttl_ms, last_act }
+    }
+
+    /// An agent as a command's reply has it, which may be ahead of the tables here.
+    pub fn view_of(&self, record: AgentRecord) -> AgentView {
+        let (running, ttl_ms) = {
+            let live = self.replica.tables().live();
+            (live.slots_taken(record.agent_id()), live.rules.rules.liveness.ttl_ms)
+        };
+        self.agent_view(&Arc::new(record), running, ttl_ms, self.clock.mono_ms())
     }
 
     /// The cluster as this node sees it, each node's own figures asked for now.

@@ -4,7 +4,9 @@
 use std::{sync::Arc, time::Duration};
 
 use reach_protocol::{
-    AgentId, AgentState, Code, Command, ErrorReply, InstanceId, Name, Principal, Rules, StateReason,
+    AgentId, AgentState, Code, Command, ErrorReply, InstanceId, Name, Principal, Reply, Rules, StateReason,
+    agent::AgentRecord,
+    command::ExpiryPause,
     frame::{Answer, Request},
     message::Holder,
 };
@@ -45,10 +47,22 @@ impl Shared {
                 shared.delivery.detach(agent_id.clone(), instance.clone()).await;
                 self.set_liveness(&agent_id, instance, AgentState::Offline, deadline).await
             }
-            Request::Remove { agent_id } => {
-                let command = Command::Remove { agent_id, author: principal.clone() };
+            Request::Remove { agent_id, instance } => {
+                self.read_barrier(deadline).await?;
+                let current = || self.registered(&agent_id).map(|record| record.instance.clone());
+                let instance = instance.or_else(current);
+                let command = Command::Remove { agent_id, instance, author: principal.clone() };
                 shared.propose(command, deadline).await.map(|_| Answer::Done)
             }
+            Request::DrainAgent { agent_id, drain_seq } => {
+                self.set_drain(principal, agent_id, drain_seq, true, deadline).await
+            }
+            Request::ResumeAgent { agent_id, drain_seq } => {
+                self.set_drain(principal, agent_id, drain_seq, false, deadline).await
+            }
+            Request::ExpireNow { since_ms } => self.expire_now(principal, since_ms, deadline).await,
+            // It must work when nothing else does, and says itself when nobody leads.
+            Request::Problems => Ok(shared.read_problems().await),
             Request::Received { agent_id, instance, msg_id, attempt } => {
                 let holder = holder(principal, agent_id, instance)?;
                 shared.report_on(Command::Received { msg_id, attempt, holder }, deadline).await
@@ -145,6 +159,68 @@ impl Shared {
         shared.propose(command, deadline).await.map(|_| Answer::Done)
     }
 
+    fn registered(&self, agent_id: &AgentId) -> Option<Arc<AgentRecord>> {
+        self.replica.tables().live().agents.get(agent_id).cloned()
+    }
+
+    /// An operator's drain, or its end. One that is as it should be already is answered as it is.
+    async fn set_drain(
+        &self,
+        principal: &Principal,
+        agent_id: AgentId,
+        drain_seq: Option<u64>,
+        drains: bool,
+        deadline: Instant,
+    ) -> Result<Answer, ErrorReply> {
+        self.must_operate(principal)?;
+        self.read_barrier(deadline).await?;
+        let current = self.registered(&agent_id);
+        let Some(record) = current else { return self.read_agent(&agent_id) };
+        if record.drain.is_some() == drains {
+            return self.read_agent(&agent_id);
+        }
+        let (drain_seq, author) = (drain_seq.unwrap_or(record.drain_seq), principal.clone());
+        let command = match drains {
+            true => Command::Drain { agent_id, drain_seq, author },
+            false => Command::Resume { agent_id, drain_seq, author },
+        };
+        match self.propose(command, deadline).await? {
+            Reply::Agent(record) => Ok(Answer::Agent(Box::new(self.view_of(*record)))),
+            _ => Err(ErrorReply::new(Code::Internal, "a drain was answered with something else")),
+        }
+    }
+
+    async fn expire_now(
+        &self,
+        principal: &Principal,
+        since_ms: Option<u64>,
+        deadline: Instant,
+    ) -> Result<Answer, ErrorReply> {
+        self.must_operate(principal)?;
+        self.read_barrier(deadline).await?;
+        let is_meant = |pause: &ExpiryPause| since_ms.is_none_or(|since_ms| since_ms == pause.since_ms);
+        let Some(pause) = self.expiry_waits().filter(is_meant) else { return Ok(Answer::Expired(None)) };
+        let command = Command::ExpireNow { since_ms: pause.since_ms, author: principal.clone() };
+        self.propose(command, deadline).await?;
+        Ok(Answer::Expired(Some(pause)))
+    }
+
+    /// The mass expiry that waits now.
+    pub fn expiry_waits(&self) -> Option<ExpiryPause> {
+        let now_ms = self.clock.cluster_ms();
+        let waits =
+            |pause: &ExpiryPause| pause.forced_by.is_none() && now_ms < pause.since_ms + pause.wait_ms;
+        self.rules().expiry.clone().filter(waits)
+    }
+
+    fn must_operate(&self, principal: &Principal) -> Result<(), ErrorReply> {
+        if self.rules().rules.is_operator(principal) {
+            return Ok(());
+        }
+        let message = format!("{principal} is no operator: the rules' [grants] operators does not name it");
+        Err(ErrorReply::new(Code::Forbidden, message))
+    }
+
     async fn set_liveness(
         &self,
         agent_id: &AgentId,
@@ -155,15 +231,15 @@ impl Shared {
         // The heartbeats may change it in between: then the change is asked for again.
         loop {
             self.read_barrier(deadline).await?;
-            let record = self.replica.tables().live().agents.get(agent_id).cloned();
+            let record = self.registered(agent_id);
             let Some(record) = record.filter(|record| record.instance == instance) else {
                 return Err(ErrorReply::new(
                     Code::StaleInstance,
                     "a later run of this agent took its place: stop this run",
                 ));
             };
-            // Offline is further than draining.
-            if record.state >= state {
+            // Offline is further than draining. Whoever drained it, its own goodbye is one more reason.
+            if (record.state, record.reason == StateReason::Asked) >= (state, true) {
                 return Ok(Answer::Done);
             }
             let command = Command::SetLiveness {

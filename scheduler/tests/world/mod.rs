@@ -138,6 +138,15 @@ impl World {
         });
     }
 
+    pub fn drain_seq(&self, agent_id: &AgentId) -> u64 {
+        self.rows.agent(agent_id).map_or(0, |record| record.drain_seq)
+    }
+
+    /// The run that the registry names.
+    pub fn instance(&self, agent_id: &AgentId) -> Option<InstanceId> {
+        self.rows.agent(agent_id).map(|record| record.instance.clone())
+    }
+
     pub fn set_liveness(&mut self, agent_id: &AgentId, state: AgentState, reason: StateReason) {
         let Some(record) = self.rows.agent(agent_id) else { return };
         self.propose(Command::SetLiveness {

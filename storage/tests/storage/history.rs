@@ -62,6 +62,8 @@ pub fn agent(number: u64, ms: u64) -> Arc<AgentRecord> {
         reason: StateReason::Registered,
         since: at(ms),
         liveness_seq: ms,
+        drain: None,
+        drain_seq: 0,
     })
 }
 
@@ -127,8 +129,12 @@ pub fn history(seed: u64, entries: u64) -> Vec<Vec<Write>> {
             match chance.below(10) {
                 0 => writes.push(Write::PutAgent(agent(chance.below(6), ms))),
                 1 => {
-                    let tombstone =
-                        Tombstone { instance: holder(0).instance, started_ms: ms, removed: at(ms) };
+                    let tombstone = Tombstone {
+                        instance: holder(0).instance,
+                        started_ms: ms,
+                        removed: at(ms),
+                        earlier: vec![],
+                    };
                     let agent_id = agent_id(chance.below(6));
                     writes.push(Write::RemoveAgent { agent_id, tombstone });
                 }

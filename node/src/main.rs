@@ -9,6 +9,11 @@ use agent_reach::{
 use clap::Parser;
 use reach_config::Contexts;
 
+/// The C library's allocator keeps what a burst needed, and costs a tenth more CPU under load.
+/// RocksDB uses this one too.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,

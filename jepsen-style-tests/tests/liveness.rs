@@ -316,3 +316,70 @@ async fn a_task_in_the_hands_of_an_agent_that_stays_away_goes_to_another() -> an
     lost.shutdown().await;
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_was_suspended_for_longer_than_a_ttl_expires_nobody() -> anyhow::Result<()> {
+    // The TTL of the defaults: after the pause there must be time to connect again.
+    let mut cluster = Cluster::start(3).await?;
+    let client = cluster.client().await?;
+    let gate = Arc::new(Semaphore::new(0));
+    let names = ["one", "two"];
+    let mut agents = Vec::new();
+    for name in names {
+        agents.push(gated(&cluster, name, &gate).await?);
+        until_state(&client, name, AgentState::Ready).await?;
+    }
+    for node in cluster.node_ids() {
+        cluster.pause(node)?;
+    }
+    // The fault itself: longer than the TTL.
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    for node in cluster.node_ids() {
+        cluster.resume(node)?;
+    }
+    cluster.wait_until_serving().await?;
+    gate.add_permits(2);
+    for name in names {
+        let envelope = Envelope {
+            expires_in_ms: Some(60_000),
+            ..Envelope::request_to(AgentId::parse(name)?, Json::null())
+        };
+        assert_eq!(client.call(envelope, LONG).await?.status, "completed");
+        let record = agent(&client, name).await?.record;
+        assert_eq!(
+            (record.state, record.liveness_seq),
+            (AgentState::Ready, 0),
+            "{name} never was anything else"
+        );
+    }
+    for agent in agents {
+        agent.shutdown().await;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_registration_goes_when_it_has_outlived_its_agent() -> anyhow::Result<()> {
+    let (cluster, client) = fast_cluster().await?;
+    let rules = FAST.replace("[grants]", "remove_after_ms = 1500\n[grants]");
+    client.request(Request::ApplyRules { text: rules, expect: None }, LONG).await?;
+    let gate = Arc::new(Semaphore::new(0));
+    let stays = gated(&cluster, "stays", &gate).await?;
+    gated(&cluster, "goes", &gate).await?.abort().await;
+    until_state(&client, "goes", AgentState::Offline).await?;
+    let gone = async {
+        let agent_id = AgentId::parse("goes")?;
+        loop {
+            match client.request(Request::Agent { agent_id: agent_id.clone() }, LONG).await {
+                Err(error) if error.code() == Code::NotFound => return anyhow::Ok(()),
+                _ => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+    };
+    tokio::time::timeout(LONG, gone).await??;
+    assert_eq!(agent(&client, "stays").await?.record.state, AgentState::Ready);
+    // Its next run registers anew.
+    gated(&cluster, "goes", &gate).await?.shutdown().await;
+    stays.shutdown().await;
+    Ok(())
+}

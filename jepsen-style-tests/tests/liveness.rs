@@ -11,7 +11,7 @@ use jepsen_style_tests::{Cluster, cluster::inbox_dir};
 use reach_client::{Agent, Client, Done, Failure, RunningAgent, Task};
 use reach_protocol::{
     AgentId, AgentState, Code, Envelope, Json, MsgId, NodeId, StateReason, Tag,
-    frame::{AgentView, Answer, ProblemKind, Request},
+    frame::{AgentView, Answer, Problem, ProblemKind, Request},
     message::StateName,
 };
 use serde_json::{Value, json};
@@ -84,6 +84,20 @@ async fn until_message(client: &Client, msg_id: &MsgId, state: StateName) -> any
     tokio::time::timeout(LONG, reached).await?
 }
 
+async fn until_problem(client: &Client, kind: ProblemKind) -> anyhow::Result<Problem> {
+    let found = async {
+        loop {
+            if let Answer::Problems { items, .. } = client.request(Request::Problems, LONG).await?
+                && let Some(problem) = items.into_iter().find(|problem| problem.kind == kind)
+            {
+                return anyhow::Ok(problem);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(LONG, found).await?
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_operators_drain_outlives_every_node_and_every_run_until_it_is_taken_back() -> anyhow::Result<()> {
     let mut cluster = Cluster::start(3).await?;
@@ -106,8 +120,15 @@ async fn an_operators_drain_outlives_every_node_and_every_run_until_it_is_taken_
     let record = client.status(&waiting).await?.record;
     assert_eq!(record.state.name(), StateName::Pending, "it waits, nobody else declares it");
 
+    // One node is missed.
+    let missed = NodeId(2);
+    cluster.kill(missed)?;
+    let problem = until_problem(&client, ProblemKind::NodeUnreachable).await?;
+    assert_eq!(problem.about, "n2");
+    assert!(problem.effect.contains("the loss of one more node would stop it"), "{}", problem.effect);
+
     // Every node is killed at once, and the agent starts anew.
-    for node in cluster.node_ids() {
+    for node in cluster.node_ids().into_iter().filter(|node| *node != missed) {
         cluster.kill(node)?;
     }
     for node in cluster.node_ids() {
@@ -120,10 +141,7 @@ async fn an_operators_drain_outlives_every_node_and_every_run_until_it_is_taken_
     assert_eq!(view.record.instance, *second.instance());
     assert_eq!((view.record.state, view.record.reason), (AgentState::Draining, StateReason::Drained));
     assert_eq!(view.record.drain.as_ref().map(|drain| drain.by.to_string()).as_deref(), Some("user/admin"));
-    let Answer::Problems { items, .. } = client.request(Request::Problems, LONG).await? else {
-        panic!("no problems")
-    };
-    let problem = items.iter().find(|problem| problem.kind == ProblemKind::AgentDraining).expect("it is one");
+    let problem = until_problem(&client, ProblemKind::AgentDraining).await?;
     assert_eq!(problem.command, "agent-reach agents resume worker");
 
     let resume = Request::ResumeAgent { agent_id: agent_id.clone(), drain_seq: Some(1) };
@@ -261,18 +279,7 @@ async fn when_all_fall_silent_together_expiry_waits_is_told_and_ends_by_an_opera
         host.request(request, LONG).await?;
     }
 
-    let waits = async {
-        loop {
-            let Answer::Problems { items, .. } = client.request(Request::Problems, LONG).await? else {
-                anyhow::bail!("no problems")
-            };
-            if let Some(problem) = items.into_iter().find(|one| one.kind == ProblemKind::MassExpiry) {
-                return Ok(problem);
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    let problem = tokio::time::timeout(LONG, waits).await??;
+    let problem = until_problem(&client, ProblemKind::MassExpiry).await?;
     assert_eq!(problem.command, "agent-reach agents expire --now");
     assert!(problem.what.starts_with("24 of 24 agents"), "{}", problem.what);
     assert_eq!(agent(&client, "crowd:0").await?.record.state, AgentState::Ready, "nobody counts as lost yet");

@@ -390,3 +390,37 @@ async fn a_registration_goes_when_it_has_outlived_its_agent() -> anyhow::Result<
     stays.shutdown().await;
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_dies_with_its_node_is_found_within_a_ttl_three_seconds_and_an_election()
+-> anyhow::Result<()> {
+    let (mut cluster, client) = fast_cluster().await?;
+    let gate = Arc::new(Semaphore::new(0));
+    let dies = gated(&cluster, "dies", &gate).await?;
+    let moves = gated(&cluster, "moves", &gate).await?;
+    // Whether the node that holds it leads or not, the leader dies too: an election is part of it.
+    let leader = cluster.leader().await?;
+    let held_by = async {
+        loop {
+            if let Some(heard) = agent(&client, "dies").await?.heard {
+                return anyhow::Ok(heard.node);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let node = tokio::time::timeout(LONG, held_by).await??;
+    cluster.kill(node)?;
+    let killed_at = Instant::now();
+    dies.abort().await;
+    if node != leader {
+        cluster.kill(leader)?;
+        cluster.spawn(node)?;
+    }
+    until_state(&client, "dies", AgentState::Offline).await?;
+    let took = killed_at.elapsed();
+    // An election takes two seconds at most, and this machine does other things too.
+    assert!(took < TTL + Duration::from_secs(3 + 2 + 3), "found after {took:?}");
+    assert_eq!(agent(&client, "moves").await?.record.state, AgentState::Ready);
+    moves.shutdown().await;
+    Ok(())
+}

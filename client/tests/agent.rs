@@ -16,7 +16,7 @@ use fake::{Cluster, Node, Peer, agent_id, envelope, finished, msg_id, worker};
 use reach_client::{
     Done, Error, Failure, InboxError, RunningAgent, Status, Stopped, Task,
     protocol::{
-        Code, ErrorReply, Json,
+        Capability, Code, ErrorReply, Json,
         frame::{Answer, ClientFrame, Held, NodeFrame, Request, Verdict},
     },
 };
@@ -556,4 +556,42 @@ async fn a_result_that_is_too_large_ends_the_task_as_failed() {
     peer.refuse(id, Code::TooLarge);
     let (_, request) = peer.request().await;
     assert!(matches!(request, Request::Fail { .. }), "{request:?}");
+}
+
+#[tokio::test]
+async fn what_an_agent_declares_is_what_it_registers() {
+    let cluster = Cluster::new();
+    let node = cluster.node(1);
+    let dir = tempfile::tempdir().unwrap();
+    let idle = |_: Task| async { Ok(Done::new(Json::null())) };
+    let audit = Capability {
+        version: Some("2.1".into()),
+        cost: Some("0.05".parse().unwrap()),
+        input_schema: Some(Json::parse(r#"{"type":"object"}"#).unwrap()),
+        ..Capability::new("audit".parse().unwrap(), 2.0)
+    };
+    let builder = worker(&dir)
+        .declare(audit.clone())
+        .subscribe("task.*", None)
+        .subscribe("task.completed.v1", Some("audits"))
+        .ttl(Duration::from_secs(60))
+        .handler(idle);
+    let agent = tokio::spawn(builder.connect(cluster.agent(&[&node])));
+    let mut peer = node.accept().await;
+    let (_, request) = peer.request().await;
+    let Request::Register { registration, .. } = request else { panic!("{request:?}") };
+    assert_eq!(registration.capabilities[1], audit);
+    assert_eq!(registration.ttl_ms, Some(60_000));
+    let subscriptions = serde_json::to_string(&registration.subscriptions).unwrap();
+    assert_eq!(subscriptions, r#"["task.*",{"type":"task.completed.v1","group":"audits"}]"#);
+    agent.abort();
+
+    // What is against the rules is told before any node is asked.
+    for (wrong, part) in [
+        (worker(&dir).subscribe("task.completed", None), "subscription task.completed"),
+        (worker(&dir).ttl(Duration::from_secs(601)), "ttl_ms"),
+    ] {
+        let error = wrong.handler(idle).connect(cluster.agent(&[&node])).await.map(|_| ()).unwrap_err();
+        assert!(matches!(&error, Error::Invalid(reason) if reason.contains(part)), "{error}");
+    }
 }

@@ -11,7 +11,7 @@ use jepsen_style_tests::{Cluster, cluster::inbox_dir};
 use reach_client::{Agent, Client, Done, Failure, RunningAgent, Task};
 use reach_protocol::{
     AgentId, AgentState, Code, Envelope, Json, MsgId, NodeId, StateReason, Tag,
-    frame::{AgentView, Answer, ProblemKind, Request},
+    frame::{AgentView, Answer, Problem, ProblemKind, Request},
     message::StateName,
 };
 use serde_json::{Value, json};
@@ -84,6 +84,20 @@ async fn until_message(client: &Client, msg_id: &MsgId, state: StateName) -> any
     tokio::time::timeout(LONG, reached).await?
 }
 
+async fn until_problem(client: &Client, kind: ProblemKind) -> anyhow::Result<Problem> {
+    let found = async {
+        loop {
+            if let Answer::Problems { items, .. } = client.request(Request::Problems, LONG).await?
+                && let Some(problem) = items.into_iter().find(|problem| problem.kind == kind)
+            {
+                return anyhow::Ok(problem);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(LONG, found).await?
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_operators_drain_outlives_every_node_and_every_run_until_it_is_taken_back() -> anyhow::Result<()> {
     let mut cluster = Cluster::start(3).await?;
@@ -106,8 +120,15 @@ async fn an_operators_drain_outlives_every_node_and_every_run_until_it_is_taken_
     let record = client.status(&waiting).await?.record;
     assert_eq!(record.state.name(), StateName::Pending, "it waits, nobody else declares it");
 
+    // One node is missed.
+    let missed = NodeId(2);
+    cluster.kill(missed)?;
+    let problem = until_problem(&client, ProblemKind::NodeUnreachable).await?;
+    assert_eq!(problem.about, "n2");
+    assert!(problem.effect.contains("the loss of one more node would stop it"), "{}", problem.effect);
+
     // Every node is killed at once, and the agent starts anew.
-    for node in cluster.node_ids() {
+    for node in cluster.node_ids().into_iter().filter(|node| *node != missed) {
         cluster.kill(node)?;
     }
     for node in cluster.node_ids() {
@@ -120,10 +141,7 @@ async fn an_operators_drain_outlives_every_node_and_every_run_until_it_is_taken_
     assert_eq!(view.record.instance, *second.instance());
     assert_eq!((view.record.state, view.record.reason), (AgentState::Draining, StateReason::Drained));
     assert_eq!(view.record.drain.as_ref().map(|drain| drain.by.to_string()).as_deref(), Some("user/admin"));
-    let Answer::Problems { items, .. } = client.request(Request::Problems, LONG).await? else {
-        panic!("no problems")
-    };
-    let problem = items.iter().find(|problem| problem.kind == ProblemKind::AgentDraining).expect("it is one");
+    let problem = until_problem(&client, ProblemKind::AgentDraining).await?;
     assert_eq!(problem.command, "agent-reach agents resume worker");
 
     let resume = Request::ResumeAgent { agent_id: agent_id.clone(), drain_seq: Some(1) };
@@ -261,18 +279,7 @@ async fn when_all_fall_silent_together_expiry_waits_is_told_and_ends_by_an_opera
         host.request(request, LONG).await?;
     }
 
-    let waits = async {
-        loop {
-            let Answer::Problems { items, .. } = client.request(Request::Problems, LONG).await? else {
-                anyhow::bail!("no problems")
-            };
-            if let Some(problem) = items.into_iter().find(|one| one.kind == ProblemKind::MassExpiry) {
-                return Ok(problem);
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    let problem = tokio::time::timeout(LONG, waits).await??;
+    let problem = until_problem(&client, ProblemKind::MassExpiry).await?;
     assert_eq!(problem.command, "agent-reach agents expire --now");
     assert!(problem.what.starts_with("24 of 24 agents"), "{}", problem.what);
     assert_eq!(agent(&client, "crowd:0").await?.record.state, AgentState::Ready, "nobody counts as lost yet");
@@ -314,5 +321,106 @@ async fn a_task_in_the_hands_of_an_agent_that_stays_away_goes_to_another() -> an
     assert_eq!(client.call(request("gated"), LONG).await?.status, "completed");
     assert_eq!(agent(&client, "lost").await?.running, 0);
     lost.shutdown().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_was_suspended_for_longer_than_a_ttl_expires_nobody() -> anyhow::Result<()> {
+    // The TTL of the defaults: after the pause there must be time to connect again.
+    let mut cluster = Cluster::start(3).await?;
+    let client = cluster.client().await?;
+    let gate = Arc::new(Semaphore::new(0));
+    let names = ["one", "two"];
+    let mut agents = Vec::new();
+    for name in names {
+        agents.push(gated(&cluster, name, &gate).await?);
+        until_state(&client, name, AgentState::Ready).await?;
+    }
+    for node in cluster.node_ids() {
+        cluster.pause(node)?;
+    }
+    // The fault itself: longer than the TTL.
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    for node in cluster.node_ids() {
+        cluster.resume(node)?;
+    }
+    cluster.wait_until_serving().await?;
+    gate.add_permits(2);
+    for name in names {
+        let envelope = Envelope {
+            expires_in_ms: Some(60_000),
+            ..Envelope::request_to(AgentId::parse(name)?, Json::null())
+        };
+        assert_eq!(client.call(envelope, LONG).await?.status, "completed");
+        let record = agent(&client, name).await?.record;
+        assert_eq!(
+            (record.state, record.liveness_seq),
+            (AgentState::Ready, 0),
+            "{name} never was anything else"
+        );
+    }
+    for agent in agents {
+        agent.shutdown().await;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_registration_goes_when_it_has_outlived_its_agent() -> anyhow::Result<()> {
+    let (cluster, client) = fast_cluster().await?;
+    let rules = FAST.replace("[grants]", "remove_after_ms = 1500\n[grants]");
+    client.request(Request::ApplyRules { text: rules, expect: None }, LONG).await?;
+    let gate = Arc::new(Semaphore::new(0));
+    let stays = gated(&cluster, "stays", &gate).await?;
+    gated(&cluster, "goes", &gate).await?.abort().await;
+    until_state(&client, "goes", AgentState::Offline).await?;
+    let gone = async {
+        let agent_id = AgentId::parse("goes")?;
+        loop {
+            match client.request(Request::Agent { agent_id: agent_id.clone() }, LONG).await {
+                Err(error) if error.code() == Code::NotFound => return anyhow::Ok(()),
+                _ => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+    };
+    tokio::time::timeout(LONG, gone).await??;
+    assert_eq!(agent(&client, "stays").await?.record.state, AgentState::Ready);
+    // Its next run registers anew.
+    gated(&cluster, "goes", &gate).await?.shutdown().await;
+    stays.shutdown().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_dies_with_its_node_is_found_within_a_ttl_three_seconds_and_an_election()
+-> anyhow::Result<()> {
+    let (mut cluster, client) = fast_cluster().await?;
+    let gate = Arc::new(Semaphore::new(0));
+    let dies = gated(&cluster, "dies", &gate).await?;
+    let moves = gated(&cluster, "moves", &gate).await?;
+    // Whether the node that holds it leads or not, the leader dies too: an election is part of it.
+    let leader = cluster.leader().await?;
+    let held_by = async {
+        loop {
+            if let Some(heard) = agent(&client, "dies").await?.heard {
+                return anyhow::Ok(heard.node);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let node = tokio::time::timeout(LONG, held_by).await??;
+    cluster.kill(node)?;
+    let killed_at = Instant::now();
+    dies.abort().await;
+    if node != leader {
+        cluster.kill(leader)?;
+        cluster.spawn(node)?;
+    }
+    until_state(&client, "dies", AgentState::Offline).await?;
+    let took = killed_at.elapsed();
+    // An election takes two seconds at most, and this machine does other things too.
+    assert!(took < TTL + Duration::from_secs(3 + 2 + 3), "found after {took:?}");
+    assert_eq!(agent(&client, "moves").await?.record.state, AgentState::Ready);
+    moves.shutdown().await;
     Ok(())
 }

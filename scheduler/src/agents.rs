@@ -28,6 +28,8 @@ pub(crate) struct Changes {
 struct Changing {
     commands: Vec<Command>,
     due_ms: u64,
+    /// One of them was replied to, and what it did is not seen yet.
+    unseen: bool,
 }
 
 impl Changes {
@@ -43,17 +45,21 @@ impl Changes {
         self.by_due.insert((due_ms, agent_id.clone()));
     }
 
-    /// A reply. Whether it was the last one on its way.
-    fn end(&mut self, agent_id: &AgentId, command: &Command) -> bool {
-        let Some(changing) = self.by_agent.get_mut(agent_id) else { return false };
-        let Some(index) = changing.commands.iter().position(|other| other == command) else { return false };
+    /// A reply to one that is on its way, and whether what it did is seen. After the last one: whether
+    /// all is seen.
+    fn end(&mut self, agent_id: &AgentId, command: &Command, is_seen: bool) -> Option<bool> {
+        let changing = self.by_agent.get_mut(agent_id)?;
+        let index = changing.commands.iter().position(|other| other == command)?;
         changing.commands.swap_remove(index);
-        changing.commands.is_empty()
+        changing.unseen |= !is_seen;
+        changing.commands.is_empty().then_some(!changing.unseen)
     }
 
-    /// A fact about the agent: if all were replied to, this is what was awaited.
+    /// A fact about the agent: this is what was awaited, if anything was.
     fn seen(&mut self, agent_id: &AgentId) {
-        if self.by_agent.get(agent_id).is_some_and(|changing| changing.commands.is_empty()) {
+        let Some(changing) = self.by_agent.get_mut(agent_id) else { return };
+        changing.unseen = false;
+        if changing.commands.is_empty() {
             self.forget(agent_id);
         }
     }
@@ -136,10 +142,14 @@ impl Scheduler {
             }
             Command::Remove { instance, author, .. } => {
                 let is_meant = record.is_some_and(|record| Some(&record.instance) == instance.as_ref());
-                is_meant && (author.acts_for(agent_id) || self.rules.rules.is_operator(author))
+                // What is on its way before it may be what is meant.
+                (is_meant || self.changes.contains(agent_id))
+                    && (author.acts_for(agent_id) || self.rules.rules.is_operator(author))
             }
             Command::Drain { drain_seq, author, .. } => {
-                record.is_some_and(|record| record.drain_seq == *drain_seq && record.drain.is_none())
+                let is_new =
+                    |record: &Arc<AgentRecord>| record.drain_seq == *drain_seq && record.drain.is_none();
+                (record.is_some_and(is_new) || self.changes.contains(agent_id))
                     && self.rules.rules.is_operator(author)
             }
             Command::SetLiveness { instance, liveness_seq, state, .. } => {
@@ -157,10 +167,10 @@ impl Scheduler {
     }
 
     pub(crate) fn change_replied(&mut self, command: &Command, reply: &Reply) {
-        let Some(agent_id) = changes_agent(command).filter(|id| self.changes.end(id, command)) else {
-            return;
-        };
-        if is_seen(command, reply, self.agents.get(agent_id)) {
+        let Some(agent_id) = changes_agent(command) else { return };
+        let is_seen = is_seen(command, reply, self.agents.get(agent_id));
+        let Some(all_seen) = self.changes.end(agent_id, command, is_seen) else { return };
+        if all_seen {
             self.changes.forget(agent_id);
             self.router.set_changing(agent_id, false);
             self.agent_moved(agent_id);
@@ -182,17 +192,16 @@ impl Scheduler {
 fn is_seen(command: &Command, reply: &Reply, record: Option<&Arc<AgentRecord>>) -> bool {
     match (command, reply) {
         (_, Reply::Void | Reply::Refused(_)) => true,
+        // By their starts, since the record may still be that of the run before the replied one.
         (Command::Drain { .. }, Reply::Agent(replied)) => record.is_none_or(|record| {
-            record.instance != replied.instance || record.drain_seq >= replied.drain_seq
+            let of = |record: &AgentRecord| (record.started_ms, record.instance.clone(), record.drain_seq);
+            of(record) >= of(replied)
         }),
         (_, Reply::Agent(replied)) => record.is_some_and(|record| {
             record.instance == replied.instance && record.registration == replied.registration
         }),
         (Command::SetLiveness { instance, liveness_seq, .. }, _) => {
             record.is_none_or(|record| record.instance != *instance || record.liveness_seq > *liveness_seq)
-        }
-        (Command::Remove { instance, .. }, _) => {
-            record.is_none_or(|record| Some(&record.instance) != instance.as_ref())
         }
         _ => record.is_none(),
     }

@@ -43,6 +43,11 @@ enum Step {
         as_agent: usize,
     },
     Remove(usize),
+    /// By an operator, or taken back.
+    Drain {
+        agent: usize,
+        drains: bool,
+    },
     Receive(usize),
     Complete(usize),
     Fail(usize),
@@ -67,6 +72,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(agent, state)| Step::Liveness { agent, state }),
         1 => (any_agent(), any_agent()).prop_map(|(agent, as_agent)| Step::Restart { agent, as_agent }),
         1 => any_agent().prop_map(Step::Remove),
+        2 => (any_agent(), any::<bool>()).prop_map(|(agent, drains)| Step::Drain { agent, drains }),
         3 => (0..100usize).prop_map(Step::Receive),
         3 => (0..100usize).prop_map(Step::Complete),
         1 => (0..100usize).prop_map(Step::Fail),
@@ -184,6 +190,14 @@ impl Run {
                 let instance = self.world.instance(&agent_id);
                 self.world.propose(Command::Remove { agent_id, instance, author });
             }
+            Step::Drain { agent, drains } => {
+                let agent_id = agent_id(AGENTS[agent].0);
+                let (drain_seq, author) = (self.world.drain_seq(&agent_id), Principal::Loopback);
+                self.world.propose(match drains {
+                    true => Command::Drain { agent_id, drain_seq, author },
+                    false => Command::Resume { agent_id, drain_seq, author },
+                });
+            }
             Step::Receive(n) => self.held(n).iter().for_each(|msg_id| self.world.receive(msg_id)),
             Step::Complete(n) => self.held(n).iter().for_each(|msg_id| self.world.complete(msg_id)),
             Step::Fail(n) => {
@@ -241,6 +255,7 @@ impl Run {
     /// With everybody back and working, everything ends.
     fn heal(&mut self) {
         for agent in 0..AGENTS.len() {
+            self.step(Step::Drain { agent, drains: false });
             self.restart(agent, agent);
         }
         self.apply(usize::MAX);

@@ -39,6 +39,16 @@ enum Wish {
         state: AgentState,
         stale: bool,
     },
+    Drain {
+        agent: usize,
+        drains: bool,
+        stale: bool,
+        by_operator: bool,
+    },
+    /// Its registration has outlived it, or not.
+    RemoveOffline {
+        agent: usize,
+    },
     Submit {
         msg: usize,
         content: usize,
@@ -136,6 +146,10 @@ fn wish() -> impl Strategy<Value = Wish> {
             .prop_map(|(agent, by_operator)| Wish::Remove { agent, by_operator }),
         3 => (agent, state, prop::bool::weighted(0.2))
             .prop_map(|(agent, state, stale)| Wish::Liveness { agent, state, stale }),
+        2 => (0..AGENTS.len(), any::<bool>(), prop::bool::weighted(0.2), prop::bool::weighted(0.9)).prop_map(
+            |(agent, drains, stale, by_operator)| Wish::Drain { agent, drains, stale, by_operator }
+        ),
+        1 => (0..AGENTS.len()).prop_map(|agent| Wish::RemoveOffline { agent }),
         8 => submit.prop_map(
             |(msg, content, give, to, by, parent, (flow_seq, other_trace), expires_in_ms)| {
                 let content = content / 3;
@@ -150,7 +164,7 @@ fn wish() -> impl Strategy<Value = Wish> {
                 Wish::Rules { attempts_max, waiting_max, keeps_operator }
             }
         ),
-        2 => (0u64..20).prop_map(|ms| Wish::Pass { ms }),
+        2 => prop_oneof![9 => 0u64..20, 1 => Just(1_000)].prop_map(|ms| Wish::Pass { ms }),
     ]
 }
 
@@ -183,6 +197,23 @@ fn command(wish: &Wish, rows: &MemoryRows) -> Option<Command> {
                 liveness_seq: record.liveness_seq + u64::from(stale),
                 state,
                 reason: StateReason::LoopSilent,
+            }
+        }
+        Wish::Drain { agent, drains, stale, by_operator } => {
+            let agent_id = agent_id(AGENTS[agent]);
+            let drain_seq = rows.agent(&agent_id).map_or(0, |record| record.drain_seq) + u64::from(stale);
+            let author = principal(if by_operator { "user:op" } else { "user:u" });
+            match drains {
+                true => Command::Drain { agent_id, drain_seq, author },
+                false => Command::Resume { agent_id, drain_seq, author },
+            }
+        }
+        Wish::RemoveOffline { agent } => {
+            let record = rows.agent(&agent_id(AGENTS[agent]))?;
+            Command::RemoveOffline {
+                agent_id: record.agent_id().clone(),
+                instance: record.instance.clone(),
+                liveness_seq: record.liveness_seq,
             }
         }
         Wish::Submit { msg, content, give, to, by, parent, flow_seq, other_trace, expires_in_ms } => {
@@ -268,6 +299,8 @@ fn first_rules() -> Rules {
     let mut rules = Rules::default();
     rules.grants.operators = vec![Name::parse("op").unwrap()];
     rules.limits.result_bytes = 1_024;
+    rules.delivery.return_within_ms = 10;
+    rules.liveness.remove_after_ms = 1_000;
     rules
 }
 

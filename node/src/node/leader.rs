@@ -203,6 +203,10 @@ impl<'a> Term<'a> {
         };
         let now_ms = self.now_ms();
         for command in commands {
+            if let Command::PauseExpiry { pause } = &command {
+                let (silent, of, wait_ms) = (pause.agents, pause.of, pause.wait_ms);
+                tracing::warn!(silent, of, wait_ms, "most agents fell silent together: their expiry waits");
+            }
             let outputs = self.scheduler.handle(Input::Propose { ticket: None, command }, now_ms);
             self.take(outputs);
         }

@@ -15,8 +15,8 @@ use crate::show::{count, span};
 
 /// Problems of one kind that are told one by one; the rest are counted.
 const SAME_KIND_MAX: usize = 100;
-/// A node that has applied so many entries less than the leader is behind. At the usual load that is
-/// less than a second; a node in step never is.
+/// A node that has applied so many entries less than the leader is behind. An entry carries all that
+/// came while the one before was on its way, so these are seconds, and a node in step is never so far.
 const BEHIND_MIN: u64 = 1_000;
 
 /// Where problems are looked for. Another kind of problem is another line here.
@@ -118,17 +118,19 @@ fn nodes(seen: &Seen, items: &mut Vec<Problem>) {
     for (node, silent_ms) in nodes.iter().zip(&seen.silent_ms) {
         let about = node.node_id.to_string();
         let Some(report) = &node.report else {
-            let spare = answering.saturating_sub(majority);
             items.push(Problem {
                 kind: ProblemKind::NodeUnreachable,
                 since_ms: silent_ms.map(|ms| seen.now_ms.saturating_sub(ms)),
                 what: format!("{about} does not answer at {}", node.peer_addr),
-                effect: match answering >= majority {
-                    true => format!(
-                        "the cluster serves, and survives the loss of {} more",
-                        count(spare as u64, "node")
-                    ),
-                    false => "fewer than a majority answer: nothing can be accepted".into(),
+                effect: match answering.checked_sub(majority) {
+                    Some(0) => "the cluster serves; the loss of one more node would stop it".into(),
+                    Some(spare) => {
+                        format!(
+                            "the cluster serves, and survives the loss of {} more",
+                            count(spare as u64, "node")
+                        )
+                    }
+                    None => "fewer than a majority answer: nothing can be accepted".into(),
                 },
                 command: format!("agent-reach node --config {about}/node.toml, on its host"),
                 about,

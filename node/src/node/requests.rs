@@ -266,7 +266,7 @@ pub fn acts_for(principal: &Principal, agent_id: &AgentId) -> Result<(), ErrorRe
     let message = format!(
         "{principal} may not act as agent {agent_id}: use a certificate issued with `agent-reach certs issue --agent {agent_id}`"
     );
-    Err(ErrorReply::new(Code::Forbidden, message))
+    Err(ErrorReply { field: Some("agent_id".into()), ..ErrorReply::new(Code::Forbidden, message) })
 }
 
 fn until(wait_ms: Option<u64>) -> Option<Instant> {

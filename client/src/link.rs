@@ -71,23 +71,28 @@ pub(crate) struct Miss {
     pub(crate) reason: String,
     /// The two sides don't accept each other; else it may pass.
     pub(crate) refused: bool,
+    /// And never will.
+    pub(crate) revoked: bool,
 }
 
 impl Miss {
     pub(crate) fn passing(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), refused: false }
+        Self { reason: reason.into(), refused: false, revoked: false }
     }
 
     /// Without the address, which stands before it.
     fn of(error: reach_transport::Error) -> Self {
         use reach_transport::Error;
         let refused = error.is_refusal();
+        let revoked = matches!(error, Error::Revoked { .. });
         let reason = match error {
-            Error::Handshake { reason, .. } | Error::Unavailable { reason, .. } => reason,
+            Error::Handshake { reason, .. }
+            | Error::Revoked { reason, .. }
+            | Error::Unavailable { reason, .. } => reason,
             Error::Timeout { .. } => "no answer in time".into(),
             error => error.to_string(),
         };
-        Self { reason, refused }
+        Self { reason, refused, revoked }
     }
 }
 

@@ -237,6 +237,34 @@ impl Cluster {
         }
     }
 
+    /// The product's own command line, as the operator, on a host whose calendar is off by `offset`
+    /// where one is given. Its answer as JSON, or what it says of its failure.
+    pub fn cli(
+        &self,
+        args: &[&str],
+        offset: Option<&str>,
+    ) -> anyhow::Result<Result<serde_json::Value, String>> {
+        let home = self.dir.path().join("home");
+        if !home.join("contexts").exists() {
+            let mut add = Command::new(&self.binary);
+            add.args(["context", "add", "test", "--from"]).arg(self.admin());
+            run(add.env("AGENT_REACH_HOME", &home))?;
+        }
+        let mut command = Command::new(&self.binary);
+        command.args(args).args(["-o", "json"]).env("AGENT_REACH_HOME", &home);
+        if let Some(offset) = offset {
+            command
+                .env("LD_PRELOAD", crate::nemesis::faketime()?)
+                .env("FAKETIME", offset)
+                .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        }
+        let output = command.output()?;
+        Ok(match output.status.success() {
+            true => Ok(serde_json::from_slice(&output.stdout)?),
+            false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+        })
+    }
+
     /// Waits until a node leads, and names it.
     pub async fn leader(&self) -> anyhow::Result<NodeId> {
         let deadline = Instant::now() + READY_MAX;

@@ -26,13 +26,20 @@ struct Estimate {
     wall_ms: u64,
     /// When the two were last advanced, on the monotonic clock.
     at_ms: u64,
-    /// This node's calendar minus the leader's, as of the leader's last word.
-    offset_ms: i64,
+    /// None until a leader has told it to this process: what the log holds may be long ago.
+    calendar: Option<Calendar>,
+}
+
+/// The cluster's calendar at a moment of this node's monotonic clock.
+#[derive(Clone, Copy, Debug)]
+struct Calendar {
+    wall_ms: u64,
+    at_ms: u64,
 }
 
 impl Default for Clock {
     fn default() -> Self {
-        let estimate = Estimate { cluster_ms: 0, wall_ms: 0, at_ms: 0, offset_ms: 0 };
+        let estimate = Estimate { cluster_ms: 0, wall_ms: 0, at_ms: 0, calendar: None };
         Self { started: Instant::now(), estimate: Mutex::new(estimate) }
     }
 }
@@ -68,16 +75,33 @@ impl Clock {
 
     /// The leader's word, once a second: the estimate follows it, except below what was applied.
     pub fn told(&self, stamp: Stamp, applied: Stamp) {
-        let calendar = calendar_ms() as i64;
         self.advance(|estimate| {
             estimate.cluster_ms = stamp.cluster_ms.max(applied.cluster_ms);
             estimate.wall_ms = stamp.wall_ms.max(applied.wall_ms);
-            estimate.offset_ms = calendar - stamp.wall_ms as i64;
         });
     }
 
-    pub fn offset_ms(&self) -> i64 {
-        self.advance(|estimate| estimate.offset_ms)
+    /// The leader's calendar was `wall_ms` when this node's monotonic clock said `at_ms`.
+    pub fn calendar_told(&self, wall_ms: u64, at_ms: u64) {
+        self.advance(|estimate| estimate.calendar = Some(Calendar { wall_ms, at_ms }));
+    }
+
+    /// The cluster's calendar now: the leader's last word, and the monotonic time since. None until
+    /// this process heard one.
+    pub fn cluster_calendar_ms(&self) -> Option<u64> {
+        let calendar = self.advance(|estimate| estimate.calendar)?;
+        Some(calendar.wall_ms + self.mono_ms().saturating_sub(calendar.at_ms))
+    }
+
+    /// This machine's calendar, or the log's last, whichever is later: nothing was written in the
+    /// future. A bound where the cluster's own is not known yet.
+    pub fn own_calendar_ms(&self) -> u64 {
+        self.advance(|estimate| estimate.wall_ms).max(calendar_ms())
+    }
+
+    /// This machine's calendar minus the cluster's.
+    pub fn offset_ms(&self) -> Option<i64> {
+        Some(calendar_ms() as i64 - self.cluster_calendar_ms()? as i64)
     }
 
     /// Called every `TICK_MS`, so that a longer gap can only be a process that did not run.

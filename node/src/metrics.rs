@@ -76,7 +76,7 @@ impl Metrics {
             gauge!(LEADING).set(f64::from(u8::from(leading)));
             gauge!(TERM).set(report.term as f64);
             gauge!(APPLIED).set(report.applied as f64);
-            gauge!(OFFSET).set(report.offset_ms as f64 / 1e3);
+            gauge!(OFFSET).set(report.offset_ms.unwrap_or(0) as f64 / 1e3);
             gauge!(SESSIONS).set(report.sessions as f64);
             for (state, count) in agents {
                 gauge!(AGENTS, "state" => state.to_string()).set(count as f64);

@@ -382,7 +382,7 @@ pub fn cluster(view: &ClusterView) -> Shown {
                     report.term.to_string(),
                     report.applied.to_string(),
                     format!("{:016x}", report.state_hash),
-                    format!("{} ms", report.offset_ms),
+                    report.offset_ms.map_or("-".to_string(), |offset_ms| format!("{offset_ms} ms")),
                     report.sessions.to_string(),
                     report.http_addr.clone().unwrap_or_else(|| "off".to_string()),
                 ]),
@@ -407,7 +407,7 @@ pub fn cluster(view: &ClusterView) -> Shown {
                 "term": report.map(|report| report.term),
                 "applied": report.map(|report| report.applied),
                 "state_hash": report.map(|report| format!("{:016x}", report.state_hash)),
-                "offset_ms": report.map(|report| report.offset_ms),
+                "offset_ms": report.and_then(|report| report.offset_ms),
                 "sessions": report.map(|report| report.sessions),
                 "http_addr": report.and_then(|report| report.http_addr.clone()),
             });

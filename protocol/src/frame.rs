@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     agent::{AgentRecord, AgentState, Registration},
+    certificate::{Revocation, Revoked},
     codec::{DecodeError, Encoded},
     command::{Command, FailReason, Principal, Reply},
     envelope::{Envelope, Response},
@@ -213,6 +214,15 @@ pub enum Request {
         text: String,
         expect: Option<u64>,
     },
+    Revoke {
+        revoked: Revoked,
+        whose: Option<Principal>,
+        ends_s: Option<u64>,
+    },
+    Revocations {
+        limit: u32,
+        after: Option<Revoked>,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -247,6 +257,11 @@ pub enum Answer {
     Agent(Box<AgentView>),
     Cluster(Box<ClusterView>),
     Rules(Box<RulesRecord>),
+    Revoked(Box<Revocation>),
+    Revocations {
+        items: Vec<Revocation>,
+        next: Option<Revoked>,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -303,8 +318,8 @@ pub struct NodeReport {
     pub applied: u64,
     /// Of every write up to `applied`: equal on all nodes at the same position.
     pub state_hash: u64,
-    /// This node's calendar against the cluster's, in milliseconds.
-    pub offset_ms: i64,
+    /// This node's calendar minus the cluster's, in milliseconds; none until a leader was heard.
+    pub offset_ms: Option<i64>,
     pub sessions: u64,
     /// None when its HTTP door is closed.
     pub http_addr: Option<String>,
@@ -365,6 +380,15 @@ pub enum PeerFrame {
     Reported {
         id: u64,
         report: NodeReport,
+    },
+    /// Asks the leader for its calendar; the asker halves the round trip. Answered by `Calendar`.
+    AskCalendar {
+        id: u64,
+    },
+    Calendar {
+        id: u64,
+        /// None where the asked node does not lead.
+        wall_ms: Option<u64>,
     },
 }
 

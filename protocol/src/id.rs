@@ -14,6 +14,7 @@ pub struct BadId {
 
 const ID_RULE: &str = "1 to 64 bytes of A-Z a-z 0-9 . _ : -";
 const TAG_RULE: &str = "up to 128 bytes, words of a-z 0-9 _ joined by dots";
+const SERIAL_RULE: &str = "2 to 64 hexadecimal digits in lower case, an even number of them";
 const EVENT_RULE: &str =
     "up to 128 bytes, words of a-z 0-9 _ joined by dots, ending in a version such as .v1";
 
@@ -33,6 +34,12 @@ fn is_tag(text: &str) -> bool {
 fn is_event_type(text: &str) -> bool {
     let version = text.rsplit_once(".v").map(|(_, version)| version);
     is_tag(text) && version.is_some_and(|v| !v.is_empty() && v.bytes().all(|b| b.is_ascii_digit()))
+}
+
+fn is_serial(text: &str) -> bool {
+    (2..=64).contains(&text.len())
+        && text.len().is_multiple_of(2)
+        && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 
 macro_rules! text_id {
@@ -129,6 +136,11 @@ text_id!(
 text_id!(
     /// The type of an event, with its version.
     EventType, "an event type", is_event_type, EVENT_RULE
+);
+
+text_id!(
+    /// The serial number of a certificate.
+    Serial, "a serial number", is_serial, SERIAL_RULE
 );
 
 /// Names a node for ever; never used twice. Written `n1`, `n2`, …

@@ -6,8 +6,8 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use reach_machine::{MemoryRows, Outcome, Position, Rows, Write, apply};
 use reach_protocol::{
-    AgentState, Code, Command, Envelope, ErrorReply, EventType, Fact, Json, MessageState, MsgId, Reply,
-    Rules, StateReason, Target, TraceId, Warning,
+    AgentState, Code, Command, Envelope, ErrorReply, EventType, Fact, Fingerprint, Json, MessageState, MsgId,
+    Reply, Revocation, Revoked, Rules, StateReason, Target, TraceId, Warning,
     codec::Encoded,
     command::{Decision, FailReason},
     id::Name,
@@ -97,6 +97,9 @@ impl Script {
                 writeln!(out, "  slot {run} {msg_id}#{} since={}", slot.attempt, slot.since_ms).unwrap();
             }
         }
+        for record in live.revocations.values() {
+            writeln!(out, "  {}", revocation_text(record)).unwrap();
+        }
         for record in self.rows.messages() {
             writeln!(out, "  {}", message_text(&record)).unwrap();
         }
@@ -165,6 +168,19 @@ fn command(words: &Words<'_>, rows: &MemoryRows) -> Command {
                     .map_or_else(|| reach_protocol::Principal::Agent(agent_id(agent)), principal),
             }
         }
+        "revoke" => Command::Revoke {
+            revoked: match words.word(0).split_once(':').unwrap() {
+                ("cert", text) => Revoked::Certificate(Fingerprint::of(text.as_bytes())),
+                ("serial", text) => Revoked::Serial(text.parse().unwrap()),
+                (kind, name) => Revoked::Identity {
+                    principal: principal(&format!("{kind}:{name}")),
+                    made_until_s: words.named_number("until").unwrap(),
+                },
+            },
+            whose: words.named("whose").map(principal),
+            ends_s: words.named_number("ends"),
+            author: principal(words.named("by").unwrap_or("user:op")),
+        },
         "remove" => Command::Remove {
             agent_id: agent_id(words.word(0)),
             author: principal(words.named("by").unwrap_or("user:op")),
@@ -361,6 +377,7 @@ fn reply_text(reply: &Reply) -> String {
         ),
         Reply::Message(record) => message_text(record),
         Reply::Rules(record) => format!("rules revision={}", record.revision),
+        Reply::Revoked(record) => revocation_text(record),
         Reply::Refused(error) => {
             let mut text = format!("REFUSED {error}");
             let about = |id: &Option<MsgId>| id.as_ref().map_or("-".into(), MsgId::to_string);
@@ -397,7 +414,19 @@ fn fact_text(fact: &Fact) -> String {
         Fact::TimedOut(record) => format!("timed_out {}", record.msg_id),
         Fact::Freed { agent_id, msg_id, attempt } => format!("freed {agent_id} {msg_id}#{attempt}"),
         Fact::RulesChanged(record) => format!("rules_changed {}", record.revision),
+        Fact::Revoked(record) => format!("revoked {}", record.revoked),
     }
+}
+
+fn revocation_text(record: &Revocation) -> String {
+    let whose = record.whose.as_ref().map_or(String::new(), |whose| format!(" of {whose}"));
+    format!(
+        "revoked {}{whose} by {} at {} kept until {}",
+        record.revoked,
+        record.author,
+        record.at.wall_ms,
+        record.keep_until_ms()
+    )
 }
 
 /// The writes that neither the reply nor `show` tells of.

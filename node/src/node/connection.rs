@@ -29,6 +29,7 @@ async fn serve(shared: Arc<Shared>, connection: Connection) {
     let (tx, mut rx) = connection.link();
     let line = Line { connection: connection.id(), tx };
     let principal = connection.identity().principal.clone();
+    let _standing = shared.certificates.watch(&connection);
     let reason = match tokio::time::timeout(HELLO_MAX, rx.recv()).await {
         Ok(Some(bytes)) => match codec::decode("client frame", &bytes) {
             Ok(ClientFrame::Hello { cluster }) if cluster == shared.cluster => None,

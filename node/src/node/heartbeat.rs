@@ -127,18 +127,43 @@ pub async fn run(shared: Arc<Shared>) {
     let mut every = tokio::time::interval(SUMMARY_EVERY);
     loop {
         every.tick().await;
-        let now_ms = shared.clock.mono_ms();
-        let ages = shared.heartbeats.summary(now_ms);
-        shared.heartbeats.report(now_ms, shared.node_id, &ages);
-        if !ages.is_empty() {
-            shared.peers.broadcast(&PeerFrame::Ages { ages });
-        }
+        summarise(&shared);
         let leadership = *shared.replica.leadership().borrow();
-        if !leadership.leading {
-            let live = shared.replica.tables().live();
-            shared.heartbeats.judge(now_ms, &live, None);
-        } else {
+        if leadership.leading {
             shared.peers.broadcast(&PeerFrame::Clock { term: leadership.term, stamp: shared.clock.stamp() });
+        }
+        // Beside the next summary: an answer may take its time.
+        let asking = shared.clone();
+        shared.clone().spawn(async move { asking.learn_calendar().await });
+    }
+}
+
+fn summarise(shared: &Shared) {
+    let now_ms = shared.clock.mono_ms();
+    let ages = shared.heartbeats.summary(now_ms);
+    shared.heartbeats.report(now_ms, shared.node_id, &ages);
+    if !ages.is_empty() {
+        shared.peers.broadcast(&PeerFrame::Ages { ages });
+    }
+    if !shared.replica.leadership().borrow().leading {
+        let live = shared.replica.tables().live();
+        shared.heartbeats.judge(now_ms, &live, None);
+    }
+}
+
+impl Shared {
+    /// The cluster's calendar is the leader's: this node's own stamps, or the leader's word, with half
+    /// the round trip between its answer and now.
+    pub async fn learn_calendar(&self) {
+        let leadership = *self.replica.leadership().borrow();
+        let asked_ms = self.clock.mono_ms();
+        let wall_ms = match leadership.leader {
+            _ if leadership.leading => Some(self.clock.stamp().wall_ms),
+            Some(leader) => self.peers.calendar(leader).await,
+            None => None,
+        };
+        if let Some(wall_ms) = wall_ms {
+            self.clock.calendar_told(wall_ms, asked_ms.midpoint(self.clock.mono_ms()));
         }
     }
 }

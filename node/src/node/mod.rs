@@ -1,5 +1,6 @@
 //! A running node: what its tasks share, and the list of the tasks.
 
+mod certificates;
 mod connection;
 mod delivery;
 mod heartbeat;
@@ -36,7 +37,8 @@ pub struct Shared {
     pub cluster: Name,
     pub data_dir: PathBuf,
     pub initial_members: BTreeMap<NodeId, Member>,
-    pub clock: Clock,
+    pub clock: Arc<Clock>,
+    pub certificates: Arc<certificates::Certificates>,
     pub replica: Replica,
     pub leader: leader::Handle,
     pub peers: peers::Peers,
@@ -67,7 +69,15 @@ impl Shared {
         }
     }
 
-    /// What this node says of itself.
+    /// What this node says of itself, its offset too where a leader can tell it.
+    pub async fn full_report(&self) -> NodeReport {
+        if self.clock.offset_ms().is_none() {
+            self.learn_calendar().await;
+        }
+        self.report()
+    }
+
+    /// The same, as far as it is known now.
     pub fn report(&self) -> NodeReport {
         let leadership = *self.replica.leadership().borrow();
         let applied = *self.replica.applied().borrow();
@@ -77,7 +87,7 @@ impl Shared {
             term: leadership.term,
             applied: applied.index,
             state_hash: applied.state_hash,
-            offset_ms: if leadership.leading { 0 } else { self.clock.offset_ms() },
+            offset_ms: self.clock.offset_ms(),
             sessions: self.delivery.sessions(),
             http_addr: self.http_addr.map(|addr| addr.to_string()),
         }
@@ -125,17 +135,26 @@ impl Node {
         let store = open_store(&config)?;
         check_identity(&config, fingerprint(&peer_tls.ca_pem), &*store.log, &*store.tables).await?;
 
+        let clock = Arc::new(Clock::default());
+        let certificates = certificates::Certificates::new(clock.clone(), store.tables.clone());
         let peer_options = reach_transport::Options::peer();
-        let peer_endpoint =
-            Endpoint::server(config.peer_listen, Door::Peer, cluster.clone(), &peer_tls, peer_options)
-                .map_err(Exit::transport)?;
+        let peer_endpoint = Endpoint::server_under(
+            config.peer_listen,
+            Door::Peer,
+            cluster.clone(),
+            &peer_tls,
+            peer_options,
+            certificates.clone(),
+        )
+        .map_err(Exit::transport)?;
         let client_options = reach_transport::Options::client();
-        let client_endpoint = Endpoint::server(
+        let client_endpoint = Endpoint::server_under(
             config.client_listen,
             Door::Client,
             cluster.clone(),
             &client_tls,
             client_options,
+            certificates.clone(),
         )
         .map_err(Exit::transport)?;
 
@@ -151,7 +170,13 @@ impl Node {
 
         let stop = CancellationToken::new();
         let tracker = TaskTracker::new();
-        let peers = peers::Peers::new(node_id, cluster.clone(), peer_endpoint.clone(), &initial_members);
+        let peers = peers::Peers::new(
+            node_id,
+            cluster.clone(),
+            peer_endpoint.clone(),
+            certificates.clone(),
+            &initial_members,
+        );
         let snapshots = config.data_dir.join("snapshots");
         let raft_options = reach_raft::Options { fact_bytes, ..reach_raft::Options::new(snapshots) };
         let replica = Replica::start(
@@ -163,6 +188,7 @@ impl Node {
         )
         .await
         .map_err(Exit::raft)?;
+        clock.applied(replica.applied().borrow().stamp);
 
         let (leader, leader_inbox) = leader::Handle::new();
         let (delivery, delivery_inbox) = delivery::Handle::new();
@@ -171,7 +197,8 @@ impl Node {
             cluster,
             data_dir: config.data_dir.clone(),
             initial_members,
-            clock: Clock::default(),
+            clock,
+            certificates,
             replica,
             leader,
             peers,
@@ -190,6 +217,11 @@ impl Node {
         shared.clone().spawn(waiters::run(shared.clone()));
         shared.clone().spawn(heartbeat::run(shared.clone()));
         shared.clone().spawn(peers::run(shared.clone(), peer_endpoint.clone()));
+        let doors = vec![
+            certificates::Files::new(config.peer_tls, peer_endpoint.clone()),
+            certificates::Files::new(config.client_tls, client_endpoint.clone()),
+        ];
+        shared.clone().spawn(certificates::run(shared.clone(), doors));
         shared.clone().spawn(connection::run(shared.clone(), client_endpoint.clone()));
         if let Some(listener) = http_listener {
             shared.clone().spawn(http::run(shared.clone(), listener));

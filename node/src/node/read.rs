@@ -170,7 +170,7 @@ impl Shared {
         let members = self.members();
         let reports = members.keys().map(|node_id| async {
             match *node_id == self.node_id {
-                true => Some(self.report()),
+                true => Some(self.full_report().await),
                 false => self.peers.report(*node_id).await,
             }
         });
@@ -230,7 +230,7 @@ impl Shared {
     }
 }
 
-fn page(limit: u32) -> usize {
+pub fn page(limit: u32) -> usize {
     (limit as usize).clamp(1, PAGE_MAX)
 }
 

@@ -265,6 +265,29 @@ impl Cluster {
         })
     }
 
+    /// `agents run` as a process of its own, on a host whose calendar is off by `offset`.
+    pub fn agent_process(&self, agent_id: &str, offset: &str) -> anyhow::Result<Child> {
+        let folder = self.dir.path().join(format!("agent-{agent_id}"));
+        let home = folder.join("home");
+        let (admin, out) = (self.admin(), folder.join("handed-over"));
+        let (admin, out) = (admin.to_str().context("a plain path")?, out.to_str().context("a plain path")?);
+        for args in [
+            &["certs", "issue", "--agent", agent_id, "--admin", admin, "--out", out][..],
+            &["context", "add", "agent", "--from", out],
+        ] {
+            run(Command::new(&self.binary).args(args).env("AGENT_REACH_HOME", &home))?;
+        }
+        let child = Command::new(&self.binary)
+            .args(["agents", "run", "--id", agent_id, "--capability", "text.echo", "--", "cat"])
+            .env("AGENT_REACH_HOME", &home)
+            .env("LD_PRELOAD", crate::nemesis::faketime()?)
+            .env("FAKETIME", offset)
+            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+            .stdout(Stdio::null())
+            .spawn()?;
+        Ok(child)
+    }
+
     /// Waits until a node leads, and names it.
     pub async fn leader(&self) -> anyhow::Result<NodeId> {
         let deadline = Instant::now() + READY_MAX;

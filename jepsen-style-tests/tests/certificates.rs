@@ -193,6 +193,76 @@ async fn a_calendar_off_by_ten_hours_cuts_nobody_off_and_one_off_by_100_is_told(
     Ok(())
 }
 
+/// Waits until the node's own log holds it.
+fn logged(cluster: &Cluster, id: NodeId, words: &[&str]) -> anyhow::Result<String> {
+    let deadline = Instant::now() + LONG;
+    loop {
+        let log = std::fs::read_to_string(cluster.root().join(id.to_string()).join("node.log"))?;
+        if let Some(line) = log.lines().find(|line| words.iter().all(|word| line.contains(word))) {
+            return Ok(line.to_string());
+        }
+        ensure!(Instant::now() < deadline, "{id} never said {words:?}\n{}", cluster.logs());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whose_clock_is_off_is_seen_within_two_heartbeats_and_nobody_is_harmed() -> anyhow::Result<()> {
+    let cluster = Cluster::start_breakable(3, Some(faketime()?)).await?;
+    let leader = cluster.leader().await?;
+    let off = cluster.node_ids().into_iter().find(|id| *id != leader).context("a follower")?;
+    let offset_of = async |node: NodeId| -> anyhow::Result<Option<i64>> {
+        let view = cluster.view().await?;
+        let node = view.nodes.iter().find(|view| view.node_id == node).context("a node")?;
+        Ok(node.report.as_ref().and_then(|report| report.offset_ms))
+    };
+    let until = async |node: NodeId, range: std::ops::Range<i64>| -> anyhow::Result<Duration> {
+        let began = Instant::now();
+        while !offset_of(node).await?.is_some_and(|ms| range.contains(&ms)) {
+            ensure!(began.elapsed() < LONG, "{:?}\n{}", offset_of(node).await?, cluster.logs());
+        }
+        Ok(began.elapsed())
+    };
+    for id in cluster.node_ids() {
+        until(id, -500..500).await?;
+    }
+
+    write_clock(&cluster.clock_file(off), "+2h")?;
+    // The library looks at its file once a second.
+    let took = until(off, 7_199_000..7_201_000).await?;
+    ensure!(took < Duration::from_secs(6), "seen after {took:?}");
+    let line = logged(&cluster, off, &["clock skew", &format!("node {off}")])?;
+    ensure!(line.contains("ahead of the cluster's") && line.contains("check that host's clock"), "{line}");
+    let status = cluster.cli(&["cluster", "status"], None)?.map_err(anyhow::Error::msg)?;
+    ensure!(status["nodes"].as_array().is_some_and(|nodes| nodes.len() == 3), "{status}");
+
+    // An agent on a host whose clock is late: by its own process, and by the library's whole path.
+    let mut agent = cluster.agent_process("late", "-3s")?;
+    let client = cluster.client().await?;
+    let began = Instant::now();
+    let agent_id = AgentId::parse("late")?;
+    let seen = loop {
+        let request = Request::Agent { agent_id: agent_id.clone() };
+        if let Ok(Answer::Agent(view)) = client.request(request, SHORT).await
+            && let Some(offset_ms) = view.offset_ms
+        {
+            break offset_ms;
+        }
+        ensure!(began.elapsed() < LONG, "never known\n{}", cluster.logs());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    println!("{seen} ms after {:?}", began.elapsed());
+    ensure!((-3_500..-2_500).contains(&seen), "{seen}");
+    ensure!(began.elapsed() < Duration::from_secs(7), "known after {:?}", began.elapsed());
+    agent.kill()?;
+    agent.wait()?;
+
+    write_clock(&cluster.clock_file(off), "+0")?;
+    until(off, -500..500).await?;
+    logged(&cluster, off, &["clock skew is over", &format!("node {off}")])?;
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_months_without_any_node_what_was_issued_meanwhile_is_good() -> anyhow::Result<()> {
     let mut cluster = Cluster::start_breakable(3, Some(faketime()?)).await?;

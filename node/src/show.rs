@@ -3,11 +3,13 @@
 use reach_protocol::{
     AgentId, MessageState, MsgId, RulesRecord, Stamp,
     error::ErrorReply,
-    frame::{AgentView, ClusterView, MessageView},
+    frame::{AgentView, ClusterView, MessageView, NodeView},
     json::without_nulls,
     message::{Hop, MessageRecord, PendingReason, StateName},
 };
 use serde_json::{Value, json};
+
+use crate::node;
 
 /// What a command prints: `-o json` takes the value, a table the rest.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -84,6 +86,7 @@ pub fn agents(items: &[AgentView], next: Option<&AgentId>, as_of: Stamp) -> Show
                 age(view.heard.map(|heard| heard.level1_age_ms)),
                 age(view.heard.map(|heard| heard.level2_age_ms)),
                 view.heard.map_or("-".to_string(), |heard| heard.node.to_string()),
+                offset(view.offset_ms),
                 tags.join(" "),
             ]
         })
@@ -93,13 +96,38 @@ pub fn agents(items: &[AgentView], next: Option<&AgentId>, as_of: Stamp) -> Show
         "next": next,
         "as_of": time(as_of.wall_ms),
     });
-    let notes = next.map(|next| format!("more: --after {next}")).into_iter().collect();
+    let skewed = items.iter().filter_map(|view| skewed_agent(view));
+    let notes = skewed.chain(next.map(|next| format!("more: --after {next}"))).collect();
     Shown {
         json,
-        head: vec!["AGENT", "STATE", "WHY", "RUNNING", "L1", "L2", "NODE", "CAPABILITIES"],
+        head: vec!["AGENT", "STATE", "WHY", "RUNNING", "L1", "L2", "NODE", "OFFSET", "CAPABILITIES"],
         rows,
         notes,
     }
+}
+
+/// A calendar minus the cluster's.
+fn offset(offset_ms: Option<i64>) -> String {
+    match offset_ms {
+        None => "-".to_string(),
+        Some(ms) if node::is_skewed(ms) => {
+            format!("{}{}", if ms < 0 { "-" } else { "+" }, span(ms.unsigned_abs()))
+        }
+        Some(ms) => format!("{ms} ms"),
+    }
+}
+
+fn skewed_agent(view: &AgentView) -> Option<String> {
+    let offset_ms = view.offset_ms.filter(|ms| node::is_skewed(*ms))?;
+    let registration = &view.record.registration;
+    let skewed = node::Skewed {
+        who: node::Who::Agent(registration.agent_id.clone()),
+        host: registration.host.clone(),
+        offset_ms,
+        leader: None,
+        most_are: false,
+    };
+    Some(format!("warning: {skewed}"))
 }
 
 fn agent_json(view: &AgentView) -> Value {
@@ -121,6 +149,7 @@ fn agent_json(view: &AgentView) -> Value {
         "level1_age_ms": view.heard.map(|heard| heard.level1_age_ms),
         "level2_age_ms": view.heard.map(|heard| heard.level2_age_ms),
         "node": view.heard.map(|heard| heard.node.to_string()),
+        "offset_ms": view.offset_ms,
     });
     without_nulls(&mut value, 0);
     if let Some(capabilities) = value["capabilities"].as_array_mut() {
@@ -149,6 +178,11 @@ pub fn agent(view: &AgentView) -> Shown {
         vec!["running".into(), format!("{} of {}", view.running, registration.max_concurrency)],
         vec!["registered".into(), time(record.registered.wall_ms)],
     ];
+    if let Some(offset_ms) = view.offset_ms {
+        let way = if offset_ms < 0 { "behind" } else { "ahead of" };
+        let by = span(offset_ms.unsigned_abs());
+        rows.push(vec!["clock".into(), format!("{by} {way} the cluster's")]);
+    }
     for capability in &registration.capabilities {
         rows.push(vec!["capability".into(), format!("{} weight {}", capability.name, capability.weight)]);
     }
@@ -159,7 +193,8 @@ pub fn agent(view: &AgentView) -> Shown {
         let port = port.map_or(String::new(), |port| format!(":{port}"));
         rows.push(vec!["says it is at".into(), format!("{host}{port}")]);
     }
-    Shown { json: agent_json(view), rows, ..Shown::default() }
+    let notes = skewed_agent(view).into_iter().collect();
+    Shown { json: agent_json(view), rows, notes, ..Shown::default() }
 }
 
 /// One message as JSON. Its excerpt is there, its payload and result are not.
@@ -382,7 +417,7 @@ pub fn cluster(view: &ClusterView) -> Shown {
                     report.term.to_string(),
                     report.applied.to_string(),
                     format!("{:016x}", report.state_hash),
-                    report.offset_ms.map_or("-".to_string(), |offset_ms| format!("{offset_ms} ms")),
+                    offset(report.offset_ms),
                     report.sessions.to_string(),
                     report.http_addr.clone().unwrap_or_else(|| "off".to_string()),
                 ]),
@@ -432,6 +467,17 @@ pub fn cluster(view: &ClusterView) -> Shown {
         count(view.unfinished, "unfinished message"),
         view.rules_revision
     )];
+    let off: Vec<_> = view.nodes.iter().filter(|node| offset_of(node).is_some_and(node::is_skewed)).collect();
+    notes.extend(off.iter().map(|node| {
+        let skewed = node::Skewed {
+            who: node::Who::Node(node.node_id),
+            host: node.peer_addr.rsplit_once(':').map(|(host, _)| host.to_string()),
+            offset_ms: offset_of(node).unwrap_or_default(),
+            leader: view.leader,
+            most_are: off.len() * 2 > view.nodes.len(),
+        };
+        format!("warning: {skewed}")
+    }));
     if view.rules_revision == 0 {
         notes.push("not initialised yet: `agent-reach cluster init`".into());
     } else if view.leader.is_none() {
@@ -451,6 +497,10 @@ pub fn cluster(view: &ClusterView) -> Shown {
         "PEERS",
     ];
     Shown { json, head, rows, notes }
+}
+
+fn offset_of(node: &NodeView) -> Option<i64> {
+    node.report.as_ref()?.offset_ms
 }
 
 pub fn rules(record: &RulesRecord) -> Shown {

@@ -31,6 +31,9 @@ pub enum ClientFrame {
     Beat { agent_id: AgentId, instance: InstanceId, seq: u64 },
     /// Level 2: the agent's own loop answers the echo it read from its dispatch stream.
     Echo { agent_id: AgentId, instance: InstanceId, seq: u64 },
+    /// The agent's calendar minus the cluster's, in milliseconds, by a beat's round trip halved. Said when
+    /// it is first known on a link and when it has changed.
+    Offset { agent_id: AgentId, instance: InstanceId, offset_ms: i64 },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -43,6 +46,8 @@ pub enum NodeFrame {
     Beaten {
         agent_id: AgentId,
         seq: u64,
+        /// The cluster's calendar, in Unix milliseconds, once the node knows it.
+        calendar_ms: Option<u64>,
     },
     Echo {
         agent_id: AgentId,
@@ -279,6 +284,8 @@ pub struct AgentView {
     pub running: u32,
     /// Ages of both heartbeats, in milliseconds, and the node that heard them; none when no node has.
     pub heard: Option<Heard>,
+    /// Its host's calendar minus the cluster's, in milliseconds; none when it is not known.
+    pub offset_ms: Option<i64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -390,6 +397,10 @@ pub enum PeerFrame {
         /// None where the asked node does not lead.
         wall_ms: Option<u64>,
     },
+    /// The sender's calendar minus the cluster's, once a second, where it is known.
+    Offset {
+        offset_ms: i64,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -398,4 +409,6 @@ pub struct Age {
     pub instance: InstanceId,
     pub level1_age_ms: u64,
     pub level2_age_ms: u64,
+    /// Of its host's calendar, where it is known.
+    pub offset_ms: Option<i64>,
 }

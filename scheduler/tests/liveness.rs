@@ -65,6 +65,7 @@ impl Node {
             instance: InstanceId::parse(instance).unwrap(),
             level1_age_ms,
             level2_age_ms,
+            offset_ms: None,
         };
         self.ages.report(self.now_ms, node, &[age]);
     }

@@ -134,7 +134,11 @@ impl Node {
                     ClientFrame::Beat { agent_id, seq, .. } => {
                         beaten.send_modify(|beats| *beats += 1);
                         if !deaf.load(Ordering::Relaxed) {
-                            let _ = tx.send(codec::encode(&NodeFrame::Beaten { agent_id, seq }));
+                            let _ = tx.send(codec::encode(&NodeFrame::Beaten {
+                                agent_id,
+                                seq,
+                                calendar_ms: None,
+                            }));
                         }
                     }
                     frame => {

@@ -96,12 +96,18 @@ impl Client {
             ClientFrame::Beat { agent_id, instance, seq } => {
                 if self.principal.acts_for(&agent_id) {
                     self.shared.heartbeats.beat(&agent_id, &instance, now_ms);
-                    self.line.send(&NodeFrame::Beaten { agent_id, seq });
+                    let calendar_ms = self.shared.clock.cluster_calendar_ms();
+                    self.line.send(&NodeFrame::Beaten { agent_id, seq, calendar_ms });
                 }
             }
             ClientFrame::Echo { agent_id, instance, .. } => {
                 if self.principal.acts_for(&agent_id) {
                     self.shared.heartbeats.echoed(&agent_id, &instance, now_ms);
+                }
+            }
+            ClientFrame::Offset { agent_id, instance, offset_ms } => {
+                if self.principal.acts_for(&agent_id) {
+                    self.shared.heartbeats.off_by(&agent_id, &instance, offset_ms);
                 }
             }
             ClientFrame::Request { id, timeout_ms, stale, request } => {

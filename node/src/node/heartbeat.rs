@@ -2,7 +2,7 @@
 //! node keeps, so that whoever leads next judges by the same figures.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -26,21 +26,42 @@ pub const POLLS_FORGOTTEN_MS: u64 = 60_000;
 pub struct Heartbeats {
     held: Mutex<HashMap<AgentId, Held>>,
     ages: Mutex<Ages>,
+    offsets: Mutex<BTreeMap<NodeId, Offsets>>,
 }
+
+/// What a node has said of calendars, and when.
+#[derive(Debug, Default)]
+struct Offsets {
+    own: Option<(u64, i64)>,
+    /// Of the agents it holds.
+    agents: HashMap<AgentId, i64>,
+}
+
+/// A node's word on its own offset holds for so long: it comes every second.
+const OFFSET_HOLDS_MS: u64 = 5_000;
 
 #[derive(Debug)]
 struct Held {
     instance: InstanceId,
     level1_ms: u64,
     level2_ms: u64,
+    /// Its host's calendar minus the cluster's.
+    offset_ms: Option<i64>,
     /// Over HTTP: there is no connection whose end would tell that it is gone.
     polls: bool,
+}
+
+impl Held {
+    /// Just heard for the first time, over HTTP.
+    fn polling(instance: &InstanceId, now_ms: u64) -> Self {
+        Self { instance: instance.clone(), level1_ms: now_ms, level2_ms: 0, offset_ms: None, polls: true }
+    }
 }
 
 impl Heartbeats {
     /// A session begins: both levels were just proven.
     pub fn attached(&self, agent_id: &AgentId, instance: &InstanceId, now_ms: u64) {
-        let held = Held { instance: instance.clone(), level1_ms: now_ms, level2_ms: now_ms, polls: false };
+        let held = Held { level2_ms: now_ms, polls: false, ..Held::polling(instance, now_ms) };
         self.held().insert(agent_id.clone(), held);
     }
 
@@ -68,14 +89,9 @@ impl Heartbeats {
     /// An agent without a session of its own was heard here, at level 1 or at both.
     pub fn heard_over_http(&self, agent_id: &AgentId, instance: &InstanceId, now_ms: u64, ready: bool) {
         let mut held = self.held();
-        let entry = held.entry(agent_id.clone()).or_insert_with(|| Held {
-            instance: instance.clone(),
-            level1_ms: now_ms,
-            level2_ms: 0,
-            polls: true,
-        });
+        let entry = held.entry(agent_id.clone()).or_insert_with(|| Held::polling(instance, now_ms));
         if entry.instance != *instance {
-            *entry = Held { instance: instance.clone(), level1_ms: now_ms, level2_ms: 0, polls: true };
+            *entry = Held::polling(instance, now_ms);
         }
         entry.level1_ms = now_ms;
         if ready {
@@ -83,8 +99,32 @@ impl Heartbeats {
         }
     }
 
+    /// What an agent held here, or its request, says of its host's calendar.
+    pub fn off_by(&self, agent_id: &AgentId, instance: &InstanceId, offset_ms: i64) {
+        if let Some(entry) = self.held().get_mut(agent_id).filter(|entry| entry.instance == *instance) {
+            entry.offset_ms = Some(offset_ms);
+        }
+    }
+
     pub fn report(&self, now_ms: u64, node: NodeId, ages: &[Age]) {
         self.ages().report(now_ms, node, ages);
+        let known = ages.iter().filter_map(|age| Some((age.agent_id.clone(), age.offset_ms?)));
+        self.offsets().entry(node).or_default().agents = known.collect();
+    }
+
+    pub fn node_off_by(&self, now_ms: u64, node: NodeId, offset_ms: i64) {
+        self.offsets().entry(node).or_default().own = Some((now_ms, offset_ms));
+    }
+
+    /// Of a node's calendar against the cluster's, as it said itself within the last seconds.
+    pub fn offset_of_node(&self, now_ms: u64, node: NodeId) -> Option<i64> {
+        let (said_ms, offset_ms) = self.offsets().get(&node)?.own?;
+        (now_ms < said_ms + OFFSET_HOLDS_MS).then_some(offset_ms)
+    }
+
+    /// Of an agent's calendar against the cluster's, as the node said that heard it last.
+    pub fn offset_of(&self, agent_id: &AgentId, heard_by: NodeId) -> Option<i64> {
+        self.offsets().get(&heard_by)?.agents.get(agent_id).copied()
     }
 
     pub fn heard(&self, agent_id: &AgentId, now_ms: u64) -> Option<Heard> {
@@ -110,12 +150,17 @@ impl Heartbeats {
                 instance: held.instance.clone(),
                 level1_age_ms: age(held.level1_ms),
                 level2_age_ms: age(held.level2_ms),
+                offset_ms: held.offset_ms,
             })
             .collect()
     }
 
     fn held(&self) -> MutexGuard<'_, HashMap<AgentId, Held>> {
         self.held.lock().expect("no panic while it is held")
+    }
+
+    fn offsets(&self) -> MutexGuard<'_, BTreeMap<NodeId, Offsets>> {
+        self.offsets.lock().expect("no panic while it is held")
     }
 
     fn ages(&self) -> MutexGuard<'_, Ages> {
@@ -144,6 +189,10 @@ fn summarise(shared: &Shared) {
     shared.heartbeats.report(now_ms, shared.node_id, &ages);
     if !ages.is_empty() {
         shared.peers.broadcast(&PeerFrame::Ages { ages });
+    }
+    if let Some(offset_ms) = shared.clock.offset_ms() {
+        shared.heartbeats.node_off_by(now_ms, shared.node_id, offset_ms);
+        shared.peers.broadcast(&PeerFrame::Offset { offset_ms });
     }
     if !shared.replica.leadership().borrow().leading {
         let live = shared.replica.tables().live();

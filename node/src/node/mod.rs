@@ -9,6 +9,7 @@ mod leader;
 mod peers;
 mod read;
 mod requests;
+mod skew;
 mod waiters;
 
 use std::{
@@ -29,6 +30,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{clock::Clock, exit::Exit, http, metrics::Metrics, telemetry};
 
 pub use requests::WAIT_MAX;
+pub use skew::{SKEW_MS, Skewed, Who, is_skewed};
 
 /// What the tasks of one node share. Cheap to clone as an `Arc`; every part locks for itself.
 #[derive(Debug)]
@@ -216,6 +218,7 @@ impl Node {
         shared.clone().spawn(delivery::run(shared.clone(), delivery_inbox));
         shared.clone().spawn(waiters::run(shared.clone()));
         shared.clone().spawn(heartbeat::run(shared.clone()));
+        shared.clone().spawn(skew::run(shared.clone()));
         shared.clone().spawn(peers::run(shared.clone(), peer_endpoint.clone()));
         let doors = vec![
             certificates::Files::new(config.peer_tls, peer_endpoint.clone()),

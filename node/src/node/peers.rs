@@ -318,6 +318,7 @@ fn answer(shared: &Arc<Shared>, node: NodeId, tx: &LinkTx, frame: PeerFrame) {
             });
         }
         PeerFrame::Ages { ages } => shared.heartbeats.report(now_ms, node, &ages),
+        PeerFrame::Offset { offset_ms } => shared.heartbeats.node_off_by(now_ms, node, offset_ms),
         PeerFrame::Clock { term, stamp } => {
             let leadership = *shared.replica.leadership().borrow();
             if leadership.term == term && leadership.leader == Some(node) {

@@ -162,7 +162,8 @@ impl Shared {
 
     fn agent_view(&self, record: &Arc<AgentRecord>, running: u32, now_ms: u64) -> AgentView {
         let heard = self.heartbeats.heard(record.agent_id(), now_ms);
-        AgentView { record: (**record).clone(), running, heard }
+        let offset_ms = self.agent_offset(record, now_ms);
+        AgentView { record: (**record).clone(), running, heard, offset_ms }
     }
 
     /// The cluster as this node sees it, each node's own figures asked for now.

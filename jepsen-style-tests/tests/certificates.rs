@@ -119,9 +119,10 @@ async fn what_is_revoked_is_out_on_every_node_within_a_second_and_after_kill_9_o
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_revoked_node_is_cut_off_until_its_files_are_renewed_without_a_restart() -> anyhow::Result<()> {
     let cluster = Cluster::start(3).await?;
-    let leader = cluster.leader().await?;
-    let out = cluster.node_ids().into_iter().find(|id| *id != leader).context("a follower")?;
-    let others = cluster.client_of(leader).await?;
+    // The leader itself: the others need a new one.
+    let out = cluster.leader().await?;
+    let other = cluster.node_ids().into_iter().find(|id| *id != out).context("a follower")?;
+    let others = cluster.client_of(other).await?;
     let answers = async |wanted: bool| {
         let deadline = Instant::now() + LONG;
         loop {

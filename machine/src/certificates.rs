@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use reach_protocol::{
     Code, ErrorReply, Fact, Principal, Reply, Revocation, Revoked,
-    certificate::{REVOCATIONS_MAX, TOLERANCE_S},
+    certificate::{REVOCATIONS_FEW, REVOCATIONS_MAX, TOLERANCE_S},
 };
 
 use crate::{change::Change, rows::Write};
 
-/// By an operator. What is revoked already keeps its first author and time. Revocations whose
-/// certificates have ended by themselves, by the entry's calendar, are dropped here.
+/// By an operator. What is revoked already keeps its first author and time. Where many are kept, those
+/// whose certificates have ended by themselves, by the entry's calendar, are dropped here; not before, since
+/// that calendar may be wrong.
 pub(crate) fn revoke(
     change: &mut Change<'_>,
     revoked: &Revoked,
@@ -36,8 +37,9 @@ pub(crate) fn revoke(
         );
         return Err(ErrorReply::new(Code::Invalid, message));
     }
-    let (ended, kept): (Vec<_>, Vec<_>) =
-        known.values().partition(|known| known.keep_until_ms() < change.stamp.wall_ms);
+    let has_ended = |known: &&Arc<Revocation>| known.keep_until_ms() < change.stamp.wall_ms;
+    let are_many = known.len() >= REVOCATIONS_FEW;
+    let (ended, kept): (Vec<_>, Vec<_>) = known.values().partition(|known| are_many && has_ended(known));
     if kept.len() >= REVOCATIONS_MAX {
         let message = format!(
             "{REVOCATIONS_MAX} revocations are kept already: revoke an identity as a whole, or make the cluster new authorities"

@@ -93,12 +93,6 @@ impl Clock {
         Some(calendar.wall_ms + self.mono_ms().saturating_sub(calendar.at_ms))
     }
 
-    /// This machine's calendar, or the log's last, whichever is later: nothing was written in the
-    /// future. A bound where the cluster's own is not known yet.
-    pub fn own_calendar_ms(&self) -> u64 {
-        self.advance(|estimate| estimate.wall_ms).max(calendar_ms())
-    }
-
     /// This machine's calendar minus the cluster's.
     pub fn offset_ms(&self) -> Option<i64> {
         Some(calendar_ms() as i64 - self.cluster_calendar_ms()? as i64)
@@ -128,6 +122,23 @@ pub fn calendar_ms() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_clusters_calendar_is_a_leaders_word_and_goes_on_by_itself() {
+        let clock = Clock::default();
+        clock.applied(Stamp { cluster_ms: 5, wall_ms: 5_000 });
+        clock.told(Stamp { cluster_ms: 6, wall_ms: 6_000 }, Stamp::default());
+        assert_eq!(clock.cluster_calendar_ms(), None, "a stamp may be long ago");
+        assert_eq!(clock.offset_ms(), None);
+        let ahead_ms = 7_200_000;
+        clock.calendar_told(calendar_ms() + ahead_ms, clock.mono_ms());
+        let offset_ms = clock.offset_ms().unwrap() + ahead_ms as i64;
+        assert!((-200..=200).contains(&offset_ms), "{offset_ms}");
+        clock.calendar_told(1_000, clock.mono_ms());
+        let later_ms = clock.cluster_calendar_ms().unwrap();
+        assert!((1_000..1_500).contains(&later_ms), "{later_ms}");
+        assert!(clock.cluster_calendar_ms().unwrap() >= later_ms);
+    }
 
     #[test]
     fn applied_time_is_a_floor_and_the_leaders_word_is_followed() {

@@ -13,8 +13,10 @@ use crate::{command::Principal, id::Serial, stamp::Stamp};
 pub const TOLERANCE_S: u64 = 48 * 3_600;
 /// The longest that a certificate is valid, and its authority. In seconds.
 pub const LIFETIME_MAX_S: u64 = 10 * 365 * 86_400;
-/// Revocations that are kept at once; each goes when what it revokes has ended by itself.
+/// Revocations that are kept at once. From `REVOCATIONS_FEW` on, each goes when what it revokes has ended
+/// by itself.
 pub const REVOCATIONS_MAX: usize = 10_000;
+pub const REVOCATIONS_FEW: usize = 1_000;
 
 /// Of a certificate's bytes as they are on the wire (SHA-256 of the DER). Written in lower-case
 /// hexadecimal; read with colons and capitals too, as other tools write it.

@@ -53,6 +53,19 @@ pub enum Now {
     /// A machine's own calendar, which may be wrong: a date that fails by less than 48 h is accepted,
     /// with a warning in the log.
     Own(Timestamp),
+    /// The two are further apart than 48 h, so one of them is badly wrong, and it may be the cluster's: a
+    /// date that holds by either is accepted, with a warning in the log.
+    Disputed { cluster: Timestamp, own: Timestamp },
+}
+
+impl Now {
+    pub fn of(cluster: Option<Timestamp>, own: Timestamp) -> Self {
+        match cluster {
+            None => Self::Own(own),
+            Some(cluster) if cluster.duration_since(own).unsigned_abs() < SKEW_MAX => Self::Cluster(cluster),
+            Some(cluster) => Self::Disputed { cluster, own },
+        }
+    }
 }
 
 /// A client's: it knows no more than its own clock.
@@ -261,11 +274,20 @@ impl Verifier {
         intermediates: &[CertificateDer<'_>],
         usage: KeyUsage,
     ) -> Result<(), Refusal> {
-        let (now, tolerance) = match self.scrutiny.now() {
-            Now::Cluster(now) => (now, Duration::ZERO),
-            Now::Own(now) => (now, SKEW_MAX),
+        let check = |now: Timestamp, tolerance| {
+            self.check_chain(leaf, intermediates, usage, unix_time(now), tolerance)
         };
-        self.check_chain(leaf, intermediates, usage, unix_time(now), tolerance)?;
+        match self.scrutiny.now() {
+            Now::Cluster(now) => check(now, Duration::ZERO)?,
+            Now::Own(now) => check(now, SKEW_MAX)?,
+            Now::Disputed { cluster, own } => match check(cluster, Duration::ZERO) {
+                Err(refusal @ (Refusal::Expired { .. } | Refusal::NotYet { .. })) => {
+                    check(own, Duration::ZERO).map_err(|_| refusal)?;
+                    tracing::warn!(%cluster, %own, "clock skew: certificate dates hold by this host's clock only");
+                }
+                checked => checked?,
+            },
+        }
         // One that can't be read is refused, with its own words, when its identity is.
         match describe(leaf).is_ok_and(|info| self.scrutiny.is_revoked(&info)) {
             true => Err(Refusal::Revoked(self.whose)),

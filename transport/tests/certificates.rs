@@ -410,7 +410,9 @@ async fn dates_are_judged_by_the_clusters_calendar_to_the_second_once_it_is_know
     // What the node takes for the time, in hours from now; who comes; what it is told, if anything.
     let own = |hours: i64| Now::Own(hours_from_now(hours));
     let known = |hours: i64| Now::Cluster(hours_from_now(hours));
-    let rows: [(Now, Endpoint, Option<&str>); 10] = [
+    let disputed =
+        |cluster: i64, own: i64| Now::Disputed { cluster: hours_from_now(cluster), own: hours_from_now(own) };
+    let rows: [(Now, Endpoint, Option<&str>); 14] = [
         // Made a moment ago, on a host that is right.
         (own(10), fresh(), None),
         (own(-10), fresh(), None),
@@ -423,12 +425,17 @@ async fn dates_are_judged_by_the_clusters_calendar_to_the_second_once_it_is_know
         (known(0), dated(1, 100), Some("not valid before")),
         (own(-50), dated(0, 100), Some("not valid before")),
         (known(-50), fresh(), Some("not valid before")),
+        // Years apart: whichever of the two is right, nobody is cut off for it; good by neither is not good.
+        (disputed(50_000, 0), fresh(), None),
+        (disputed(0, -50_000), fresh(), None),
+        (disputed(50_000, 0), dated(-100, -1), Some("expired at")),
+        (disputed(0, -50_000), dated(-100, -1), Some("expired at")),
     ];
     for (nth, (now, dialer, told)) in rows.into_iter().enumerate() {
         let knows = Knows::new(now);
         let listener = server_under(&cluster, &knows);
         let dial = within(dialer.connect(listener.local_addr(), &prod, None)).await;
-        let (Now::Own(time) | Now::Cluster(time)) = now;
+        let (Now::Own(time) | Now::Cluster(time) | Now::Disputed { cluster: time, .. }) = now;
         match (dial, told) {
             (Ok(_), None) => {}
             (Err(error), Some(told)) => {
@@ -439,6 +446,15 @@ async fn dates_are_judged_by_the_clusters_calendar_to_the_second_once_it_is_know
             (dial, told) => panic!("row {nth}: {dial:?}, and not {told:?}"),
         }
     }
+}
+
+#[test]
+fn two_calendars_are_disputed_only_when_they_are_far_apart() {
+    let at = hours_from_now;
+    let (near, far, own) = (at(47), at(-49), at(0));
+    assert_eq!(Now::of(None, own), Now::Own(own));
+    assert_eq!(Now::of(Some(near), own), Now::Cluster(near));
+    assert_eq!(Now::of(Some(far), own), Now::Disputed { cluster: far, own });
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use reach_machine::{MemoryRows, Outcome, Position, Rows, Write, apply};
 use reach_protocol::{
     AgentState, Code, Command, Envelope, ErrorReply, EventType, Fact, Fingerprint, Json, MessageState, MsgId,
     Reply, Revocation, Revoked, Rules, StateReason, Target, TraceId, Warning,
+    certificate::{REVOCATIONS_FEW, REVOCATIONS_MAX},
     codec::Encoded,
     command::{Decision, FailReason},
     id::Name,
@@ -466,4 +467,31 @@ fn events_and_rows_never_show_content() {
     assert_eq!(script.rows.result(&msg_id("m1")), Some(&build::payload()));
     let envelope = script.rows.envelope(&msg_id("m1")).unwrap().decode("envelope").unwrap();
     assert_eq!(envelope.payload, Some(build::payload()));
+}
+
+#[test]
+fn many_revocations_go_when_what_they_revoke_has_ended_and_the_list_has_an_end() {
+    let mut script = Script::default();
+    script.line("init operators=op");
+    let revoke = |script: &mut Script, line: String| {
+        let said = script.line(&line);
+        (said, script.rows.live().revocations.len())
+    };
+    // Half of them end at once, half never soon.
+    for nth in 0..REVOCATIONS_FEW {
+        let ends = if nth % 2 == 0 { 0 } else { 1_000_000_000 };
+        revoke(&mut script, format!("revoke cert:{nth} ends={ends}"));
+    }
+    assert_eq!(script.rows.live().revocations.len(), REVOCATIONS_FEW);
+    script.line("at 172800001");
+    let (_, left) = revoke(&mut script, "revoke cert:last ends=1000000000".into());
+    assert_eq!(left, REVOCATIONS_FEW / 2 + 1);
+
+    for nth in left..REVOCATIONS_MAX {
+        revoke(&mut script, format!("revoke cert:more{nth} ends=1000000000"));
+    }
+    let (said, left) = revoke(&mut script, "revoke cert:one_too_many".into());
+    assert!(said.contains("REFUSED too_large") && left == REVOCATIONS_MAX, "{said}");
+    let (said, _) = revoke(&mut script, "revoke cert:last".into());
+    assert!(said.contains("revoked sha256:"), "a repeat has its first answer: {said}");
 }

@@ -18,7 +18,10 @@ use reach_storage::Tables;
 use reach_transport::{CertificateInfo, Connection, Credentials, Endpoint, Now, Scrutiny, describe};
 
 use super::Shared;
-use crate::{clock::Clock, show};
+use crate::{
+    clock::{Clock, calendar_ms},
+    show,
+};
 
 /// How often the node's own files are looked at.
 const FILES_EVERY: Duration = Duration::from_secs(1);
@@ -72,10 +75,7 @@ impl Certificates {
 impl Scrutiny for Certificates {
     fn now(&self) -> Now {
         let timestamp = |ms: u64| Timestamp::from_millisecond(ms as i64).unwrap_or(Timestamp::MAX);
-        match self.clock.cluster_calendar_ms() {
-            Some(ms) => Now::Cluster(timestamp(ms)),
-            None => Now::Own(timestamp(self.clock.own_calendar_ms())),
-        }
+        Now::of(self.clock.cluster_calendar_ms().map(timestamp), timestamp(calendar_ms()))
     }
 
     fn is_revoked(&self, certificate: &CertificateInfo) -> bool {

@@ -96,7 +96,7 @@ pub fn agents(items: &[AgentView], next: Option<&AgentId>, as_of: Stamp) -> Show
         "next": next,
         "as_of": time(as_of.wall_ms),
     });
-    let skewed = items.iter().filter_map(|view| skewed_agent(view));
+    let skewed = items.iter().filter_map(skewed_agent);
     let notes = skewed.chain(next.map(|next| format!("more: --after {next}"))).collect();
     Shown {
         json,

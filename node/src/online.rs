@@ -57,7 +57,7 @@ pub async fn run(
     output: Output,
 ) -> Result<(), Failure> {
     // Wrong arguments and files are told before any node is asked.
-    let given = Given::of(command, context)?;
+    let given = Given::of(command, context, global.yes)?;
     let options = match &given {
         Given::Registration(registration) => options_as(context, global, &registration.agent_id)?,
         _ => options(context, global)?,
@@ -120,10 +120,14 @@ enum Given {
 }
 
 impl Given {
-    fn of(command: &Command, context: &Context) -> Result<Self, Failure> {
+    fn of(command: &Command, context: &Context, yes: bool) -> Result<Self, Failure> {
         Ok(match command {
             Command::Certs(CertsCommand::Revoke { what }) => {
-                Self::Revocation(Box::new(certs_revoke::target(what, &context.cluster)?))
+                let target = certs_revoke::target(what, &context.cluster)?;
+                if !yes {
+                    target.must_not_be_own(context)?;
+                }
+                Self::Revocation(Box::new(target))
             }
             Command::Send(send) => {
                 Self::Envelope { envelope: Box::new(envelope(send)?), detach: send.detach }

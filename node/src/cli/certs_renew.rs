@@ -1,6 +1,7 @@
 //! `certs renew`: the certificates of a folder are issued again where they stand.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     time::Duration,
@@ -63,13 +64,18 @@ pub fn run(args: &CertsRenew, contexts: &Contexts, choice: Option<&str>) -> Resu
     }
 
     let (mut items, mut rows, mut notes) = (Vec::new(), Vec::new(), Vec::new());
-    let mut nodes = Vec::new();
+    let mut nodes: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
+    let mut others = 0;
     for (due, key, authority) in &plan {
         let Due { cert, info: before, .. } = due;
         let lifetime = args.lifetime.unwrap_or_else(|| lifetime(before));
         let issued = certs::issue_to(cert, key, authority, &before.identity, lifetime)?;
-        if matches!(before.identity.principal, Principal::Node(_)) {
-            nodes.extend([cert.clone(), key.clone()]);
+        match before.identity.principal {
+            Principal::Node(_) => {
+                let folder = cert.parent().unwrap_or(Path::new("")).to_path_buf();
+                nodes.entry(folder).or_default().extend([cert.clone(), key.clone()]);
+            }
+            _ => others += 1,
         }
         rows.push(vec![
             cert.display().to_string(),
@@ -90,7 +96,7 @@ pub fn run(args: &CertsRenew, contexts: &Contexts, choice: Option<&str>) -> Resu
         let first = later.map_or(String::new(), |at| format!("; the first ends on {}", date(at)));
         notes.push(format!("nothing ends within 30 days{first}: --all or a FILE renews all the same"));
     }
-    if plan.len() * 2 > nodes.len() {
+    if others > 0 {
         notes.push(
             "agents and clients use the new one from their next start on; the old one is good until its end"
                 .into(),
@@ -102,10 +108,12 @@ pub fn run(args: &CertsRenew, contexts: &Contexts, choice: Option<&str>) -> Resu
                 .into(),
         );
         notes.push("on another host, copy them into its folder there:".into());
-        notes.push(format!(
-            "  scp {} HOST:FOLDER/",
-            nodes.iter().map(|path| shell_word(&path.display().to_string())).collect::<Vec<_>>().join(" ")
-        ));
+        let word = |path: &Path| shell_word(&path.display().to_string());
+        for (folder, files) in &nodes {
+            let files: Vec<String> = files.iter().map(|path| word(path)).collect();
+            let to = folder.file_name().map_or(folder.as_path(), Path::new);
+            notes.push(format!("  scp {} HOST:{}/", files.join(" "), word(to)));
+        }
     }
     if !plan.is_empty() {
         notes.push(

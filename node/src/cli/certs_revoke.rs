@@ -6,6 +6,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use reach_config::Context;
 use reach_protocol::{
     Fingerprint, Principal, Revocation, Revoked,
     frame::Request,
@@ -72,6 +73,24 @@ pub fn target(what: &str, cluster: &Name) -> Result<Target, Failure> {
 impl Target {
     pub fn request(&self) -> Request {
         Request::Revoke { revoked: self.revoked.clone(), whose: self.whose.clone(), ends_s: self.ends_s }
+    }
+
+    /// Whoever revokes the certificate in use can't do the next thing with it.
+    pub fn must_not_be_own(&self, context: &Context) -> Result<(), Failure> {
+        let pem = fs::read_to_string(&context.cert).unwrap_or_default();
+        let is_own = describe(&pem).is_ok_and(|own| match &self.revoked {
+            Revoked::Certificate(fingerprint) => *fingerprint == own.fingerprint,
+            Revoked::Serial(serial) => *serial == own.serial,
+            Revoked::Identity { principal, .. } => *principal == own.identity.principal,
+        });
+        match is_own {
+            false => Ok(()),
+            true => Err(Failure::usage(format!(
+                "that is the certificate which context {} uses, and it could do nothing more: revoke it as another \
+                 operator, or all the same with --yes",
+                context.name
+            ))),
+        }
     }
 
     /// A certificate's dates count seconds: one made for the same identity right after this returns

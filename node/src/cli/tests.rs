@@ -14,7 +14,7 @@ use reach_transport::{Credentials, describe};
 use super::{
     Failure,
     args::{Args, CertsCommand, ClusterCommand, Command},
-    certs, certs_renew, cluster_new, context,
+    certs, certs_renew, certs_revoke, cluster_new, context,
 };
 use crate::show::Shown;
 
@@ -306,4 +306,20 @@ fn revoked_certificates_are_listed_here_and_elsewhere() {
     desk.known = Ok(("other".parse().unwrap(), all));
     let shown = desk.run("certs ls --dir DIR/shop/admin").unwrap();
     assert!(!shown.rows.iter().any(|row| is_revoked(&row)), "{:?}", shown.rows);
+}
+
+#[test]
+fn the_certificate_in_use_is_not_revoked_by_the_way() {
+    let desk = Desk::with_cluster();
+    desk.run("context add shop --from DIR/shop/admin").unwrap();
+    let context = desk.contexts.current(None).unwrap();
+    let own = describe(&fs::read_to_string(&context.cert).unwrap()).unwrap();
+    let file = context.cert.display().to_string();
+    let check = |what: &str| certs_revoke::target(what, &context.cluster).unwrap().must_not_be_own(&context);
+    for what in ["user/admin", &file, &own.serial, &own.fingerprint.to_string()] {
+        let error = check(what).unwrap_err();
+        assert!(error.to_string().contains("context shop uses") && error.exit == 2, "{what}: {error}");
+    }
+    check("user/ann").unwrap();
+    check(&desk.path("shop/n1/peer.pem").display().to_string()).unwrap();
 }

@@ -141,6 +141,10 @@ impl Client {
         self.connection.refused().await
     }
 
+    pub(crate) async fn revoked(&self) -> Error {
+        self.connection.revoked().await
+    }
+
     pub(crate) fn drain_timeout(&self) -> Duration {
         self.connection.options().drain_timeout
     }

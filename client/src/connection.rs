@@ -20,7 +20,7 @@ use tokio::{
     time::{Instant, sleep, timeout_at},
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use crate::{
     error::Error,
@@ -125,6 +125,17 @@ impl Connection {
         self.unreachable()
     }
 
+    /// Waits until a node says that this certificate was revoked; for ever when none does. Nothing is
+    /// dialled any more then.
+    pub(crate) async fn revoked(&self) -> Error {
+        let mut states = self.states();
+        let is_revoked = |state: &State| matches!(state, State::Down(misses) if misses.any_revoked());
+        if states.wait_for(is_revoked).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        self.unreachable()
+    }
+
     pub(crate) async fn close(&self) {
         self.shared.closing.cancel();
         let mut state = self.states();
@@ -137,7 +148,7 @@ impl Connection {
         let up = states.wait_for(|state| match state {
             State::Up(link) => !link.is_lost(),
             State::Closed => true,
-            State::Down(_) => false,
+            State::Down(misses) => misses.any_revoked(),
         });
         let found = match timeout_at(deadline, up).await {
             Ok(Ok(state)) => Some(state.clone()),
@@ -146,8 +157,8 @@ impl Connection {
         };
         match found {
             Some(State::Up(link)) => Ok(link),
-            Some(_) => Err(Error::Closed),
-            None => Err(self.unreachable()),
+            Some(State::Closed) => Err(Error::Closed),
+            Some(State::Down(_)) | None => Err(self.unreachable()),
         }
     }
 
@@ -392,6 +403,11 @@ impl Supervisor {
                 }
                 None => failures += self.addresses.len(),
             }
+            if misses.any_revoked() {
+                // What a node has said of this certificate no later dial will change.
+                warn!(reason = %misses, "the certificate was revoked");
+                return std::future::pending().await;
+            }
             if failures >= self.addresses.len() {
                 sleep(pauses.next().unwrap_or(self.options.pause_max)).await;
             }
@@ -452,6 +468,10 @@ impl Misses {
         self.0.values().flatten().any(|miss| miss.refused)
     }
 
+    fn any_revoked(&self) -> bool {
+        self.0.values().flatten().any(|miss| miss.revoked)
+    }
+
     fn all_refused(&self) -> bool {
         self.0.values().all(|miss| miss.as_ref().is_some_and(|miss| miss.refused))
     }
@@ -460,6 +480,10 @@ impl Misses {
 /// Nodes with the same reason share it: `a:1, b:1: no answer in time; c:1: …`.
 impl fmt::Display for Misses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Of one node it is the word of all.
+        if let Some(miss) = self.0.values().flatten().find(|miss| miss.revoked) {
+            return f.write_str(&miss.reason);
+        }
         let mut by_reason: Vec<(&str, Vec<&str>)> = Vec::new();
         for (address, miss) in &self.0 {
             let reason = miss.as_ref().map_or("no answer yet", |miss| &miss.reason);
@@ -525,16 +549,23 @@ mod tests {
         let addresses = Addresses::of(&["a:1".into(), "b:1".into(), "c:1".into(), "d:1".into()]);
         let mut misses = Misses::of(&addresses);
         misses.set("a:1".into(), Miss::passing("no answer in time"));
-        misses.set("b:1".into(), Miss { reason: "that is no port for clients".into(), refused: true });
+        misses.set(
+            "b:1".into(),
+            Miss { reason: "that is no port for clients".into(), refused: true, revoked: false },
+        );
         misses.set("c:1".into(), Miss::passing("no answer in time"));
         assert!(misses.any_refused() && !misses.all_refused());
         let text = "a:1, c:1: no answer in time; b:1: that is no port for clients; d:1: no answer yet";
         assert_eq!(misses.to_string(), text);
-        for address in addresses.all {
+        for address in &addresses.all {
             assert!(!misses.all_refused());
-            misses.set(address, Miss { reason: "no".into(), refused: true });
+            misses.set(address.clone(), Miss { reason: "no".into(), refused: true, revoked: false });
         }
-        assert!(misses.all_refused());
+        assert!(misses.all_refused() && !misses.any_revoked());
+        let revoked = Miss { reason: "the certificate was revoked".into(), refused: true, revoked: true };
+        misses.set("c:1".into(), revoked);
+        assert!(misses.any_revoked());
+        assert_eq!(misses.to_string(), "the certificate was revoked");
     }
 
     #[test]

@@ -1,7 +1,12 @@
 //! One connection to one node, from its greeting to its loss: requests by id, pushes, heartbeats.
 //! What happens after a loss is the business of `connection`.
 
-use std::{collections::HashMap, net::SocketAddr, sync::Arc, sync::Mutex, time::Duration};
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use reach_protocol::{
     AgentId, ErrorReply, InstanceId, codec,
@@ -66,29 +71,40 @@ pub(crate) struct Beat {
     pub(crate) every: Duration,
 }
 
+impl Beat {
+    fn run(&self) -> Holder {
+        Holder { agent_id: self.agent_id.clone(), instance: self.instance.clone() }
+    }
+}
+
 /// Why an address gave no link.
 #[derive(Clone, Debug)]
 pub(crate) struct Miss {
     pub(crate) reason: String,
     /// The two sides don't accept each other; else it may pass.
     pub(crate) refused: bool,
+    /// And never will.
+    pub(crate) revoked: bool,
 }
 
 impl Miss {
     pub(crate) fn passing(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), refused: false }
+        Self { reason: reason.into(), refused: false, revoked: false }
     }
 
     /// Without the address, which stands before it.
     fn of(error: reach_transport::Error) -> Self {
         use reach_transport::Error;
         let refused = error.is_refusal();
+        let revoked = matches!(error, Error::Revoked { .. });
         let reason = match error {
-            Error::Handshake { reason, .. } | Error::Unavailable { reason, .. } => reason,
+            Error::Handshake { reason, .. }
+            | Error::Revoked { reason, .. }
+            | Error::Unavailable { reason, .. } => reason,
             Error::Timeout { .. } => "no answer in time".into(),
             error => error.to_string(),
         };
-        Self { reason, refused }
+        Self { reason, refused, revoked }
     }
 }
 
@@ -223,7 +239,8 @@ impl Link {
         beat_timeout: Duration,
     ) -> String {
         let Incoming { wire, mut rx } = incoming;
-        let mut heart = Heart { beat: None, seq: 0, next: Instant::now(), unanswered: None };
+        let mut heart =
+            Heart { beat: None, seq: 0, next: Instant::now(), unanswered: None, sent: None, told_ms: None };
         heart.set(beats.borrow_and_update().clone().filter(|beat| beat.generation == self.generation));
         let why = loop {
             let due = heart.due();
@@ -234,7 +251,12 @@ impl Link {
                 frame = rx.recv() => {
                     let Some(frame) = frame else { break lost(&wire).await };
                     match codec::decode("frame", &frame) {
-                        Ok(NodeFrame::Beaten { seq }) => heart.answered(seq),
+                        Ok(NodeFrame::Beaten { seq, calendar_ms }) => {
+                            if let Some(frame) = heart.answered(seq, calendar_ms) {
+                                // Lost when the link is; the next one tells it anew.
+                                let _ = self.tx.send(codec::encode(&frame));
+                            }
+                        }
                         Ok(NodeFrame::Goodbye) => break "the node is going".into(),
                         Ok(frame) => self.take(frame, pushes),
                         Err(error) => break error.to_string(),
@@ -312,12 +334,22 @@ struct Heart {
     seq: u64,
     next: Instant,
     unanswered: Option<(u64, Instant)>,
+    /// The last beat, by this host's calendar and by the clock that only runs forward.
+    sent: Option<(u64, u64, Instant)>,
+    /// The offset that the node was told last.
+    told_ms: Option<i64>,
 }
+
+/// A round trip that took longer says too little about the time at its other end.
+const ROUND_TRIP_MAX: Duration = Duration::from_secs(1);
+/// An offset is told again when it has changed by more than this, in milliseconds.
+const OFFSET_STEP_MS: u64 = 50;
 
 impl Heart {
     fn set(&mut self, beat: Option<Beat>) {
         self.beat = beat;
         self.unanswered = None;
+        self.told_ms = None;
         self.next = Instant::now();
     }
 
@@ -340,13 +372,59 @@ impl Heart {
         self.next = now + beat.every;
         // The oldest unanswered beat decides.
         self.unanswered.get_or_insert((self.seq, now + answer_within));
-        let run = Holder { agent_id: beat.agent_id.clone(), instance: beat.instance.clone() };
-        Some(ClientFrame::Beat { seq: self.seq, runs: vec![run] })
+        let calendar = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.sent = Some((self.seq, calendar.as_millis() as u64, now));
+        Some(ClientFrame::Beat { seq: self.seq, runs: vec![beat.run()] })
     }
 
-    fn answered(&mut self, seq: u64) {
+    /// What the node is to be told of this host's calendar, when that is news.
+    fn answered(&mut self, seq: u64, calendar_ms: Option<u64>) -> Option<ClientFrame> {
         if self.unanswered.is_some_and(|(oldest, _)| seq >= oldest) {
             self.unanswered = None;
         }
+        let (_, sent_ms, sent) = self.sent.filter(|(last, ..)| *last == seq)?;
+        let round_trip = sent.elapsed();
+        let offset_ms = (sent_ms + round_trip.as_millis() as u64 / 2) as i64 - calendar_ms? as i64;
+        let is_news = self.told_ms.is_none_or(|told_ms| offset_ms.abs_diff(told_ms) > OFFSET_STEP_MS);
+        if round_trip > ROUND_TRIP_MAX || !is_news {
+            return None;
+        }
+        self.told_ms = Some(offset_ms);
+        Some(ClientFrame::Offset { runs: vec![self.beat.as_ref()?.run()], offset_ms })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_offset_is_half_a_round_trip_from_the_answer_and_told_when_it_is_news() {
+        let (agent_id, instance) = (AgentId::parse("a").unwrap(), InstanceId::parse("i").unwrap());
+        let every = Duration::from_secs(3);
+        let beat = Beat { generation: 1, agent_id, instance, every };
+        let mut heart =
+            Heart { beat: None, seq: 0, next: Instant::now(), unanswered: None, sent: None, told_ms: None };
+        heart.set(Some(beat));
+        let mut round = async |ahead_ms: i64, round_trip_ms: u64| {
+            tokio::time::advance(every).await;
+            heart.beat(Duration::from_secs(10)).expect("a beat is due");
+            let (seq, sent_ms, _) = heart.sent.expect("it was just sent");
+            tokio::time::advance(Duration::from_millis(round_trip_ms)).await;
+            // What a node says half way, when this host is ahead of it by so much.
+            let calendar_ms = (sent_ms + round_trip_ms / 2) as i64 - ahead_ms;
+            match heart.answered(seq, Some(calendar_ms as u64)) {
+                Some(ClientFrame::Offset { offset_ms, .. }) => Some(offset_ms),
+                Some(_) => panic!("another frame"),
+                None => None,
+            }
+        };
+        assert_eq!(round(700, 80).await, Some(700));
+        assert_eq!(round(720, 400).await, None, "no news");
+        assert_eq!(round(-3_600_000, 900).await, Some(-3_600_000));
+        assert_eq!(round(0, 1_100).await, None, "too slow to tell");
+        assert_eq!(round(0, 10).await, Some(0));
+        assert_eq!(heart.answered(1, Some(5)), None, "the answer to an older beat");
+        assert_eq!(heart.answered(heart.seq, None), None, "a node that does not know");
     }
 }

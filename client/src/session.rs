@@ -58,7 +58,8 @@ pub enum Stopped {
     Aborted,
     /// A later run of this agent took its place (`stale_instance`), or it was removed.
     Fenced(Box<ErrorReply>),
-    /// The cluster won't have it: a permission, or a wrong registration.
+    /// The cluster won't have it: a permission, a wrong registration, or a certificate that was revoked
+    /// (`unauthenticated`).
     Refused(Box<ErrorReply>),
     /// Its disk or its runtime failed.
     Failed(String),
@@ -130,6 +131,9 @@ impl Session {
                 // What was answered before a delivery is looked at before it.
                 biased;
                 () = self.abort.cancelled() => Err(Stopped::Aborted),
+                error = self.client.revoked() => {
+                    Err(Stopped::Refused(Box::new(ErrorReply::new(error.code(), error.to_string()))))
+                }
                 Ok(()) = states.changed() => {
                     let state = states.borrow_and_update().clone();
                     self.on_state(state);

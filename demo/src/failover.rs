@@ -145,7 +145,7 @@ mod tests {
                 term: 1,
                 applied,
                 state_hash,
-                offset_ms: 0,
+                offset_ms: Some(0),
                 sessions: 0,
                 http_addr: None,
             }),

@@ -237,6 +237,57 @@ impl Cluster {
         }
     }
 
+    /// The product's own command line, as the operator, on a host whose calendar is off by `offset`
+    /// where one is given. Its answer as JSON, or what it says of its failure.
+    pub fn cli(
+        &self,
+        args: &[&str],
+        offset: Option<&str>,
+    ) -> anyhow::Result<Result<serde_json::Value, String>> {
+        let home = self.dir.path().join("home");
+        if !home.join("contexts").exists() {
+            let mut add = Command::new(&self.binary);
+            add.args(["context", "add", "test", "--from"]).arg(self.admin());
+            run(add.env("AGENT_REACH_HOME", &home))?;
+        }
+        let mut command = Command::new(&self.binary);
+        command.args(args).args(["-o", "json"]).env("AGENT_REACH_HOME", &home);
+        if let Some(offset) = offset {
+            command
+                .env("LD_PRELOAD", crate::nemesis::faketime()?)
+                .env("FAKETIME", offset)
+                .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        }
+        let output = command.output()?;
+        Ok(match output.status.success() {
+            true => Ok(serde_json::from_slice(&output.stdout)?),
+            false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+        })
+    }
+
+    /// `agents run` as a process of its own, on a host whose calendar is off by `offset`.
+    pub fn agent_process(&self, agent_id: &str, offset: &str) -> anyhow::Result<Child> {
+        let folder = self.dir.path().join(format!("agent-{agent_id}"));
+        let home = folder.join("home");
+        let (admin, out) = (self.admin(), folder.join("handed-over"));
+        let (admin, out) = (admin.to_str().context("a plain path")?, out.to_str().context("a plain path")?);
+        for args in [
+            &["certs", "issue", "--agent", agent_id, "--admin", admin, "--out", out][..],
+            &["context", "add", "agent", "--from", out],
+        ] {
+            run(Command::new(&self.binary).args(args).env("AGENT_REACH_HOME", &home))?;
+        }
+        let child = Command::new(&self.binary)
+            .args(["agents", "run", "--id", agent_id, "--capability", "text.echo", "--", "cat"])
+            .env("AGENT_REACH_HOME", &home)
+            .env("LD_PRELOAD", crate::nemesis::faketime()?)
+            .env("FAKETIME", offset)
+            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+            .stdout(Stdio::null())
+            .spawn()?;
+        Ok(child)
+    }
+
     /// Waits until a node leads, and names it.
     pub async fn leader(&self) -> anyhow::Result<NodeId> {
         let deadline = Instant::now() + READY_MAX;

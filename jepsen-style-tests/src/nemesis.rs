@@ -1,6 +1,10 @@
 //! The faults: which there are, in which order they come, and how each is done and undone.
 
-use std::{fmt, fs, path::PathBuf, time::Duration};
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use fastrand::Rng;
@@ -144,6 +148,14 @@ fn index(id: NodeId) -> usize {
 }
 
 /// In one step, so that no node reads half of it.
+/// The library that shows a process another calendar.
+pub fn faketime() -> anyhow::Result<PathBuf> {
+    let folders = ["/usr/lib", "/usr/local/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"];
+    let mut files = folders.iter().map(|folder| Path::new(folder).join("faketime/libfaketimeMT.so.1"));
+    let found = files.find(|file| file.exists());
+    found.context("no calendar can be stepped: install faketime (scripts/setup.sh does)")
+}
+
 pub fn write_clock(file: &PathBuf, offset: &str) -> anyhow::Result<()> {
     let new = file.with_extension("new");
     fs::write(&new, offset)?;

@@ -8,14 +8,14 @@ use std::{
     fmt::Write as _,
     io::{Read, Write as _},
     net::{SocketAddr, TcpStream},
-    path::{Path, PathBuf},
+    path::Path,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, ensure};
 use jepsen_style_tests::{
     Cluster, RegistryLoad, Worker, Workload, check,
-    nemesis::{self, Fault, Schedule},
+    nemesis::{self, Fault, Schedule, faketime},
     worker::Ledger,
     workload::{Mix, Outcome},
 };
@@ -43,22 +43,13 @@ fn setting(name: &str, default: u64) -> anyhow::Result<u64> {
     }
 }
 
-fn faketime() -> Option<PathBuf> {
-    let folders = ["/usr/lib", "/usr/local/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"];
-    let files = folders.map(|folder| Path::new(folder).join("faketime/libfaketimeMT.so.1"));
-    files.into_iter().find(|file| file.exists())
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_acknowledged_is_lost_whatever_breaks() -> anyhow::Result<()> {
     let secs = setting("SECS", SECS)?;
     let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_nanos() as u64;
     let seed = setting("SEED", clock % 1_000_000)?;
     println!("repeat with: make chaos SECS={secs} SEED={seed}");
-    let faketime = faketime();
-    ensure!(faketime.is_some(), "no calendar can be stepped: install faketime (scripts/setup.sh does)");
-
-    let mut cluster = Cluster::start_breakable(3, faketime).await?;
+    let mut cluster = Cluster::start_breakable(3, Some(faketime()?)).await?;
     let mut story = format!("seed {seed}, {secs} s\n");
     let told = run(&mut cluster, secs, seed, &mut story).await;
     print!("{story}");

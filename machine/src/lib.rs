@@ -6,6 +6,7 @@
 //! nothing. Every command is safe to propose twice: the repeat gets the first reply and writes
 //! nothing.
 
+mod certificates;
 mod change;
 mod event;
 pub mod live;
@@ -49,6 +50,10 @@ fn perform(change: &mut Change<'_>, command: &Command) -> Result<Reply, ErrorRep
         Command::Init { cluster, rules } => rules::init(change, cluster, rules),
         Command::ApplyRules { rules, text, expect, author } => {
             rules::apply_rules(change, rules, text, *expect, author)
+        }
+
+        Command::Revoke { revoked, whose, ends_s, author } => {
+            certificates::revoke(change, revoked, whose.as_ref(), *ends_s, author)
         }
 
         Command::Register { registration, instance, started_ms, author } => {
@@ -116,6 +121,7 @@ fn msg_id(command: &Command) -> Option<&MsgId> {
         | Command::FreeSlot { msg_id, .. } => Some(msg_id),
         Command::Init { .. }
         | Command::ApplyRules { .. }
+        | Command::Revoke { .. }
         | Command::Register { .. }
         | Command::Remove { .. }
         | Command::RemoveOffline { .. }

@@ -1,9 +1,12 @@
-//! The part of the tables that is kept in memory: registry, unfinished messages, slots, rules. A
+//! The part of the tables that is kept in memory: registry, unfinished messages, slots, rules, revocations. A
 //! function of the writes alone, so every store and every test can share it.
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use reach_protocol::{AgentId, MessageState, MsgId, RulesRecord, agent::AgentRecord, message::MessageRecord};
+use reach_protocol::{
+    AgentId, MessageState, MsgId, Principal, Revocation, Revoked, RulesRecord, agent::AgentRecord,
+    certificate::Fingerprint, id::Serial, message::MessageRecord,
+};
 
 use crate::rows::{Slot, Write};
 
@@ -16,6 +19,7 @@ pub struct Live {
     pub slots: BTreeMap<AgentId, BTreeMap<MsgId, Slot>>,
     /// How many of `messages` are pending.
     pub waiting: u64,
+    pub revocations: BTreeMap<Revoked, Arc<Revocation>>,
 }
 
 impl Live {
@@ -51,6 +55,12 @@ impl Live {
                     }
                 }
             }
+            Write::PutRevocation(revocation) => {
+                self.revocations.insert(revocation.revoked.clone(), revocation.clone());
+            }
+            Write::RemoveRevocation(revoked) => {
+                self.revocations.remove(revoked);
+            }
             Write::PutEnvelope { .. }
             | Write::PutResult { .. }
             | Write::PutDelivered { .. }
@@ -58,6 +68,24 @@ impl Live {
             | Write::PutHop { .. }
             | Write::PutEvent(_) => {}
         }
+    }
+
+    /// What revokes this certificate, if anything does. `made_s`: when it was made, in seconds since
+    /// 1970.
+    pub fn revocation(
+        &self,
+        fingerprint: Fingerprint,
+        serial: &Serial,
+        principal: &Principal,
+        made_s: u64,
+    ) -> Option<&Arc<Revocation>> {
+        let until = |made_until_s| Revoked::Identity { principal: principal.clone(), made_until_s };
+        self.revocations
+            .get(&Revoked::Certificate(fingerprint))
+            .or_else(|| self.revocations.get(&Revoked::Serial(serial.clone())))
+            .or_else(|| {
+                self.revocations.range(until(made_s)..=until(u64::MAX)).map(|(_, found)| found).next()
+            })
     }
 
     pub fn slots_taken(&self, agent_id: &AgentId) -> u32 {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use reach_protocol::{
-    AgentId, Envelope, EventType, Json, MsgId, RulesRecord, TraceId,
+    AgentId, Envelope, EventType, Json, MsgId, Revocation, Revoked, RulesRecord, TraceId,
     agent::{AgentRecord, Tombstone},
     codec::Encoded,
     message::{EventRow, Hop, MessageRecord},
@@ -50,7 +50,12 @@ impl MemoryRows {
 
     fn write_tables(&mut self, write: Write) {
         match write {
-            Write::PutRules(_) | Write::PutAgent(_) | Write::PutSlot { .. } | Write::RemoveSlot { .. } => {}
+            Write::PutRules(_)
+            | Write::PutAgent(_)
+            | Write::PutSlot { .. }
+            | Write::RemoveSlot { .. }
+            | Write::PutRevocation(_)
+            | Write::RemoveRevocation(_) => {}
             Write::RemoveAgent { agent_id, tombstone } => {
                 self.tombstones.insert(agent_id, tombstone);
             }
@@ -207,5 +212,9 @@ impl Rows for MemoryRows {
 
     fn waiting(&self) -> u64 {
         self.live.waiting
+    }
+
+    fn revocations(&self) -> BTreeMap<Revoked, Arc<Revocation>> {
+        self.live.revocations.clone()
     }
 }

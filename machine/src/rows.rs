@@ -1,10 +1,11 @@
 //! The replicated tables as apply sees them: a read-only view just before a position, and the
 //! writes that bring them to the next one. Where they are kept is nobody's business here.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use reach_protocol::{
-    AgentId, Envelope, EventType, Fact, InstanceId, Json, MsgId, Reply, RulesRecord, TraceId,
+    AgentId, Envelope, EventType, Fact, InstanceId, Json, MsgId, Reply, Revocation, Revoked, RulesRecord,
+    TraceId,
     agent::{AgentRecord, Tombstone},
     codec::Encoded,
     message::{EventRow, Hop, MessageRecord},
@@ -30,6 +31,8 @@ pub trait Rows {
     fn next_offset(&self, event_type: &EventType) -> u64;
     /// Messages that wait for an agent.
     fn waiting(&self) -> u64;
+    /// Every revocation; at most `REVOCATIONS_MAX`.
+    fn revocations(&self) -> BTreeMap<Revoked, Arc<Revocation>>;
 }
 
 /// A slot belongs to an attempt: from the choice until its result, its release, or the end of the
@@ -94,6 +97,8 @@ pub enum Write {
         hop: Hop,
     },
     PutEvent(EventRow),
+    PutRevocation(Arc<Revocation>),
+    RemoveRevocation(Revoked),
 }
 
 /// What one command did.

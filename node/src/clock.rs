@@ -26,13 +26,20 @@ struct Estimate {
     wall_ms: u64,
     /// When the two were last advanced, on the monotonic clock.
     at_ms: u64,
-    /// This node's calendar minus the leader's, as of the leader's last word.
-    offset_ms: i64,
+    /// None until a leader has told it to this process: what the log holds may be long ago.
+    calendar: Option<Calendar>,
+}
+
+/// The cluster's calendar at a moment of this node's monotonic clock.
+#[derive(Clone, Copy, Debug)]
+struct Calendar {
+    wall_ms: u64,
+    at_ms: u64,
 }
 
 impl Default for Clock {
     fn default() -> Self {
-        let estimate = Estimate { cluster_ms: 0, wall_ms: 0, at_ms: 0, offset_ms: 0 };
+        let estimate = Estimate { cluster_ms: 0, wall_ms: 0, at_ms: 0, calendar: None };
         Self { started: Instant::now(), estimate: Mutex::new(estimate) }
     }
 }
@@ -68,16 +75,27 @@ impl Clock {
 
     /// The leader's word, once a second: the estimate follows it, except below what was applied.
     pub fn told(&self, stamp: Stamp, applied: Stamp) {
-        let calendar = calendar_ms() as i64;
         self.advance(|estimate| {
             estimate.cluster_ms = stamp.cluster_ms.max(applied.cluster_ms);
             estimate.wall_ms = stamp.wall_ms.max(applied.wall_ms);
-            estimate.offset_ms = calendar - stamp.wall_ms as i64;
         });
     }
 
-    pub fn offset_ms(&self) -> i64 {
-        self.advance(|estimate| estimate.offset_ms)
+    /// The leader's calendar was `wall_ms` when this node's monotonic clock said `at_ms`.
+    pub fn calendar_told(&self, wall_ms: u64, at_ms: u64) {
+        self.advance(|estimate| estimate.calendar = Some(Calendar { wall_ms, at_ms }));
+    }
+
+    /// The cluster's calendar now: the leader's last word, and the monotonic time since. None until
+    /// this process heard one.
+    pub fn cluster_calendar_ms(&self) -> Option<u64> {
+        let calendar = self.advance(|estimate| estimate.calendar)?;
+        Some(calendar.wall_ms + self.mono_ms().saturating_sub(calendar.at_ms))
+    }
+
+    /// This machine's calendar minus the cluster's.
+    pub fn offset_ms(&self) -> Option<i64> {
+        Some(calendar_ms() as i64 - self.cluster_calendar_ms()? as i64)
     }
 
     /// Called every `TICK_MS`, so that a longer gap can only be a process that did not run.
@@ -104,6 +122,23 @@ pub fn calendar_ms() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_clusters_calendar_is_a_leaders_word_and_goes_on_by_itself() {
+        let clock = Clock::default();
+        clock.applied(Stamp { cluster_ms: 5, wall_ms: 5_000 });
+        clock.told(Stamp { cluster_ms: 6, wall_ms: 6_000 }, Stamp::default());
+        assert_eq!(clock.cluster_calendar_ms(), None, "a stamp may be long ago");
+        assert_eq!(clock.offset_ms(), None);
+        let ahead_ms = 7_200_000;
+        clock.calendar_told(calendar_ms() + ahead_ms, clock.mono_ms());
+        let offset_ms = clock.offset_ms().unwrap() + ahead_ms as i64;
+        assert!((-200..=200).contains(&offset_ms), "{offset_ms}");
+        clock.calendar_told(1_000, clock.mono_ms());
+        let later_ms = clock.cluster_calendar_ms().unwrap();
+        assert!((1_000..1_500).contains(&later_ms), "{later_ms}");
+        assert!(clock.cluster_calendar_ms().unwrap() >= later_ms);
+    }
 
     #[test]
     fn applied_time_is_a_floor_and_the_leaders_word_is_followed() {

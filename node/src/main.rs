@@ -3,7 +3,11 @@
 use std::process::ExitCode;
 
 use agent_reach::{
-    cli::{Args, Failure, Output, args::Command, certs, cluster_new, context},
+    cli::{
+        Args, Failure, Output,
+        args::{CertsCommand, ClusterCommand, Command},
+        certs, certs_renew, cluster_new, context,
+    },
     dev, exec, online, show,
 };
 use clap::Parser;
@@ -78,14 +82,17 @@ async fn perform(args: Args, output: Output) -> Result<(), Failure> {
             output.print_text(&String::from_utf8_lossy(&text))
         }
         Command::Context(command) => output.print(&context::run(command, &contexts()?)?),
-        Command::Cluster(agent_reach::cli::args::ClusterCommand::New(new)) => {
-            output.print(&cluster_new::run(new)?)
-        }
-        Command::Certs(agent_reach::cli::args::CertsCommand::Issue(issue)) => {
+        Command::Cluster(ClusterCommand::New(new)) => output.print(&cluster_new::run(new)?),
+        Command::Certs(CertsCommand::Issue(issue)) => {
             output.print(&certs::issue(issue, &contexts()?, choice)?)
         }
-        Command::Certs(agent_reach::cli::args::CertsCommand::Ls { dir }) => {
-            output.print(&certs::ls(dir.as_deref(), &contexts()?, choice)?)
+        Command::Certs(CertsCommand::Ls { dir }) => {
+            let contexts = contexts()?;
+            let known = online::revocations(contexts.current(choice), &args.global).await;
+            output.print(&certs::ls(dir.as_deref(), &contexts, choice, &known)?)
+        }
+        Command::Certs(CertsCommand::Renew(renew)) => {
+            output.print(&certs_renew::run(renew, &contexts()?, choice)?)
         }
         Command::Agents(agent_reach::cli::args::AgentsCommand::Run(run)) => {
             exec::serve(run, &contexts()?, &args.global).await

@@ -7,13 +7,15 @@ use metrics::{counter, describe_counter, describe_gauge, gauge, with_local_recor
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use reach_protocol::AgentState;
 
-use crate::node::Shared;
+use crate::node::{Shared, is_skewed};
 
 const HTTP_ANSWERS: &str = "agent_reach_http_answers_total";
 const LEADING: &str = "agent_reach_leading";
 const TERM: &str = "agent_reach_term";
 const APPLIED: &str = "agent_reach_applied_index";
 const OFFSET: &str = "agent_reach_clock_offset_seconds";
+const SKEWED: &str = "agent_reach_agents_skewed";
+const LARGEST_OFFSET: &str = "agent_reach_agents_clock_offset_seconds";
 const SESSIONS: &str = "agent_reach_sessions";
 const AGENTS: &str = "agent_reach_agents";
 const UNFINISHED: &str = "agent_reach_messages_unfinished";
@@ -43,6 +45,11 @@ fn describe() {
     describe_gauge!(TERM, "The Raft term this node knows.");
     describe_gauge!(APPLIED, "Index of the last log entry applied here.");
     describe_gauge!(OFFSET, "This node's calendar against the cluster's, in seconds.");
+    describe_gauge!(SKEWED, "Agents that are not offline and whose calendar is off by more than 500 ms.");
+    describe_gauge!(
+        LARGEST_OFFSET,
+        "Of those agents, the calendar that is furthest from the cluster's, in seconds."
+    );
     describe_gauge!(SESSIONS, "Agents whose session this node holds.");
     describe_gauge!(AGENTS, "Registered agents by state.");
     describe_gauge!(UNFINISHED, "Messages without an end.");
@@ -72,11 +79,22 @@ impl Metrics {
             }
             (agents, live.messages.len(), live.waiting, live.rules.revision)
         };
+        let (mut skewed, mut largest) = (0u64, 0i64);
+        shared.heartbeats.each_offset(|_, offset_ms| {
+            skewed += u64::from(is_skewed(offset_ms));
+            if offset_ms.unsigned_abs() > largest.unsigned_abs() {
+                largest = offset_ms;
+            }
+        });
         with_local_recorder(&self.recorder, || {
             gauge!(LEADING).set(f64::from(u8::from(leading)));
             gauge!(TERM).set(report.term as f64);
             gauge!(APPLIED).set(report.applied as f64);
-            gauge!(OFFSET).set(report.offset_ms as f64 / 1e3);
+            if let Some(offset_ms) = report.offset_ms {
+                gauge!(OFFSET).set(offset_ms as f64 / 1e3);
+            }
+            gauge!(SKEWED).set(skewed as f64);
+            gauge!(LARGEST_OFFSET).set(largest as f64 / 1e3);
             gauge!(SESSIONS).set(report.sessions as f64);
             for (state, count) in agents {
                 gauge!(AGENTS, "state" => state.to_string()).set(count as f64);

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, io::Read, path::Path, time::Duration};
 use reach_client::{Client, Credentials, Options};
 use reach_config::Context;
 use reach_protocol::{
-    AgentId, Code, Envelope, ErrorReply, InstanceId, Json, MsgId, Registration,
+    AgentId, Code, Envelope, ErrorReply, InstanceId, Json, MsgId, Name, Registration, Revocation,
     envelope::{Affinity, Response},
     frame::{AgentView, Answer, Request},
     message::MessageRecord,
@@ -16,14 +16,16 @@ use crate::{
     cli::{
         Failure, Output,
         args::{
-            AgentsCommand, AgentsLs, ClusterCommand, Command, Format, Global, MessagesCommand, RulesCommand,
-            Send,
+            AgentsCommand, AgentsLs, CertsCommand, ClusterCommand, Command, Format, Global, MessagesCommand,
+            RulesCommand, Send,
         },
-        certs,
+        certs, certs_revoke,
     },
     show::{self, Shown},
 };
 
+/// Revocations asked for at once.
+const REVOCATIONS_PAGE: u32 = 1_000;
 /// When a caller that waits is told that nobody has the message yet.
 const LOOK_AFTER: Duration = Duration::from_secs(1);
 /// How often a list that is watched is asked for.
@@ -57,13 +59,14 @@ pub async fn run(
     output: Output,
 ) -> Result<(), Failure> {
     // Wrong arguments and files are told before any node is asked.
-    let given = Given::of(command)?;
+    let given = Given::of(command, context, global.yes)?;
     let options = match &given {
         Given::Registration(registration) => options_as(context, global, &registration.agent_id)?,
         _ => options(context, global)?,
     };
     let session = Session { client: Client::connect(options).await?, timeout: global.timeout, output };
     match given {
+        Given::Revocation(target) => return session.certs_revoke(*target).await,
         Given::Registration(registration) => return session.agents_register(*registration).await,
         Given::Envelope { envelope, detach } => return session.send(*envelope, detach).await,
         Given::Rules { text, expect } => return session.rules_apply(text, expect).await,
@@ -129,11 +132,19 @@ enum Given {
     Envelope { envelope: Box<Envelope>, detach: bool },
     Registration(Box<Registration>),
     Rules { text: String, expect: Option<u64> },
+    Revocation(Box<certs_revoke::Target>),
 }
 
 impl Given {
-    fn of(command: &Command) -> Result<Self, Failure> {
+    fn of(command: &Command, context: &Context, yes: bool) -> Result<Self, Failure> {
         Ok(match command {
+            Command::Certs(CertsCommand::Revoke { what }) => {
+                let target = certs_revoke::target(what, &context.cluster)?;
+                if !yes {
+                    target.must_not_be_own(context)?;
+                }
+                Self::Revocation(Box::new(target))
+            }
             Command::Send(send) => {
                 Self::Envelope { envelope: Box::new(envelope(send)?), detach: send.detach }
             }
@@ -417,6 +428,16 @@ impl Session {
         self.output.print_text(&format!("{}\n\n{}\n", shown.notes.join("\n"), text.trim_end()))
     }
 
+    async fn certs_revoke(&self, target: certs_revoke::Target) -> Result<(), Failure> {
+        match self.ask(target.request()).await? {
+            Answer::Revoked(revocation) => {
+                target.until_the_next_is_good().await;
+                self.output.print(&certs_revoke::shown(&revocation))
+            }
+            _ => Err(unexpected()),
+        }
+    }
+
     async fn rules_apply(&self, text: String, expect: Option<u64>) -> Result<(), Failure> {
         match self.ask(Request::ApplyRules { text, expect }).await? {
             Answer::Rules(record) => {
@@ -426,6 +447,37 @@ impl Session {
             }
             _ => Err(unexpected()),
         }
+    }
+}
+
+/// The most that `certs ls` waits for a node: what it lists besides needs none.
+const REVOCATIONS_WAIT: Duration = Duration::from_secs(3);
+
+/// Every revocation the cluster knows, page by page; or why that is not known here.
+pub async fn revocations(
+    context: Result<Context, reach_config::Error>,
+    global: &Global,
+) -> Result<(Name, Vec<Revocation>), String> {
+    let context = context.map_err(|error| error.to_string())?;
+    let global = Global { timeout: global.timeout.min(REVOCATIONS_WAIT), ..global.clone() };
+    let all = async {
+        let client = Client::connect(options(&context, &global)?).await?;
+        let (mut all, mut after) = (Vec::new(), None);
+        loop {
+            let request = Request::Revocations { limit: REVOCATIONS_PAGE, after };
+            let Answer::Revocations { items, next } = client.request(request, global.timeout).await? else {
+                return Err(unexpected());
+            };
+            all.extend(items);
+            after = next;
+            if after.is_none() {
+                return Ok(all);
+            }
+        }
+    };
+    match all.await {
+        Ok(all) => Ok((context.cluster.clone(), all)),
+        Err(failure) => Err(failure.to_string()),
     }
 }
 

@@ -5,11 +5,13 @@ use reach_protocol::{
     agent::AgentRecord,
     command::ExpiryPause,
     error::ErrorReply,
-    frame::{AgentView, ClusterView, Heard, MessageView, Problem},
+    frame::{AgentView, ClusterView, Heard, MessageView, NodeView, Problem},
     json::without_nulls,
     message::{Hop, MessageRecord, PendingReason, StateName},
 };
 use serde_json::{Value, json};
+
+use crate::node;
 
 /// What a command prints: `-o json` takes the value, a table the rest.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -86,6 +88,7 @@ pub fn agents(items: &[AgentView], next: Option<&AgentId>, as_of: Stamp) -> Show
                 age(view.heard.map(|heard| heard.level1_age_ms)),
                 age(view.heard.map(|heard| heard.level2_age_ms)),
                 view.heard.map_or("-".to_string(), |heard| heard.node.to_string()),
+                offset(view.offset_ms),
                 tags.join(" "),
             ]
         })
@@ -95,13 +98,38 @@ pub fn agents(items: &[AgentView], next: Option<&AgentId>, as_of: Stamp) -> Show
         "next": next,
         "as_of": time(as_of.wall_ms),
     });
-    let notes = next.map(|next| format!("more: --after {next}")).into_iter().collect();
+    let skewed = items.iter().filter_map(skewed_agent);
+    let notes = skewed.chain(next.map(|next| format!("more: --after {next}"))).collect();
     Shown {
         json,
-        head: vec!["AGENT", "STATE", "WHY", "RUNNING", "L1", "L2", "NODE", "CAPABILITIES"],
+        head: vec!["AGENT", "STATE", "WHY", "RUNNING", "L1", "L2", "NODE", "OFFSET", "CAPABILITIES"],
         rows,
         notes,
     }
+}
+
+/// A calendar minus the cluster's.
+fn offset(offset_ms: Option<i64>) -> String {
+    match offset_ms {
+        None => "-".to_string(),
+        Some(ms) if node::is_skewed(ms) => {
+            format!("{}{}", if ms < 0 { "-" } else { "+" }, span(ms.unsigned_abs()))
+        }
+        Some(ms) => format!("{ms} ms"),
+    }
+}
+
+fn skewed_agent(view: &AgentView) -> Option<String> {
+    let offset_ms = view.offset_ms.filter(|ms| node::is_skewed(*ms))?;
+    let registration = &view.record.registration;
+    let skewed = node::Skewed {
+        who: node::Who::Agent(registration.agent_id.clone()),
+        host: registration.host.clone(),
+        offset_ms,
+        leader: None,
+        most_are: false,
+    };
+    Some(format!("warning: {skewed}"))
 }
 
 fn agent_json(view: &AgentView) -> Value {
@@ -131,6 +159,7 @@ fn agent_json(view: &AgentView) -> Value {
         "level1_age_ms": view.heard.map(|heard| heard.level1_age_ms),
         "level2_age_ms": view.heard.map(|heard| heard.level2_age_ms),
         "node": view.heard.map(|heard| heard.node.to_string()),
+        "offset_ms": view.offset_ms,
     });
     without_nulls(&mut value, 0);
     if let Some(capabilities) = value["capabilities"].as_array_mut() {
@@ -185,6 +214,11 @@ pub fn agent(view: &AgentView) -> Shown {
         ],
         vec!["registered".into(), time(record.registered.wall_ms)],
     ]);
+    if let Some(offset_ms) = view.offset_ms {
+        let way = if offset_ms < 0 { "behind" } else { "ahead of" };
+        let by = span(offset_ms.unsigned_abs());
+        rows.push(vec!["clock".into(), format!("{by} {way} the cluster's")]);
+    }
     for capability in &registration.capabilities {
         let mut words = format!("{} weight {}", capability.name, capability.weight);
         if let Some(version) = &capability.version {
@@ -211,7 +245,8 @@ pub fn agent(view: &AgentView) -> Shown {
         let port = port.map_or(String::new(), |port| format!(":{port}"));
         rows.push(vec!["says it is at".into(), format!("{host}{port}")]);
     }
-    Shown { json: agent_json(view), rows, ..Shown::default() }
+    let notes = skewed_agent(view).into_iter().collect();
+    Shown { json: agent_json(view), rows, notes, ..Shown::default() }
 }
 
 /// What would make it `ready` again; none when it is.
@@ -554,7 +589,7 @@ pub fn cluster(view: &ClusterView) -> Shown {
                     report.term.to_string(),
                     report.applied.to_string(),
                     format!("{:016x}", report.state_hash),
-                    format!("{} ms", report.offset_ms),
+                    offset(report.offset_ms),
                     report.sessions.to_string(),
                     report.http_addr.clone().unwrap_or_else(|| "off".to_string()),
                 ]),
@@ -579,7 +614,7 @@ pub fn cluster(view: &ClusterView) -> Shown {
                 "term": report.map(|report| report.term),
                 "applied": report.map(|report| report.applied),
                 "state_hash": report.map(|report| format!("{:016x}", report.state_hash)),
-                "offset_ms": report.map(|report| report.offset_ms),
+                "offset_ms": report.and_then(|report| report.offset_ms),
                 "sessions": report.map(|report| report.sessions),
                 "http_addr": report.and_then(|report| report.http_addr.clone()),
             });
@@ -604,6 +639,17 @@ pub fn cluster(view: &ClusterView) -> Shown {
         count(view.unfinished, "unfinished message"),
         view.rules_revision
     )];
+    let off: Vec<_> = view.nodes.iter().filter(|node| offset_of(node).is_some_and(node::is_skewed)).collect();
+    notes.extend(off.iter().map(|node| {
+        let skewed = node::Skewed {
+            who: node::Who::Node(node.node_id),
+            host: node.peer_addr.rsplit_once(':').map(|(host, _)| host.to_string()),
+            offset_ms: offset_of(node).unwrap_or_default(),
+            leader: view.leader,
+            most_are: off.len() * 2 > view.nodes.len(),
+        };
+        format!("warning: {skewed}")
+    }));
     if view.rules_revision == 0 {
         notes.push("not initialised yet: `agent-reach cluster init`".into());
     } else if view.leader.is_none() {
@@ -623,6 +669,10 @@ pub fn cluster(view: &ClusterView) -> Shown {
         "PEERS",
     ];
     Shown { json, head, rows, notes }
+}
+
+fn offset_of(node: &NodeView) -> Option<i64> {
+    node.report.as_ref()?.offset_ms
 }
 
 pub fn rules(record: &RulesRecord) -> Shown {

@@ -475,6 +475,53 @@ fn bad_input_has_one_clear_answer() -> anyhow::Result<()> {
     cluster.stop()
 }
 
+/// Of a moment so many seconds from now.
+fn date(seconds: i64) -> String {
+    let now = std::time::SystemTime::now();
+    let by = Duration::from_secs(seconds.unsigned_abs());
+    httpdate::fmt_http_date(if seconds < 0 { now - by } else { now + by })
+}
+
+#[test]
+fn an_agent_that_tells_its_date_is_told_from_one_whose_clock_is_off() -> anyhow::Result<()> {
+    let cluster = Cluster::start()?;
+    for agent_id in ["late", "right", "silent"] {
+        cluster.register(agent_id, "i1");
+    }
+    let beat = |agent_id: &str, date: Option<String>| {
+        let body = json!({ "instance_id": "i1", "ready": true }).to_string();
+        let headers: Vec<(&str, &str)> = date.iter().map(|date| ("Date", date.as_str())).collect();
+        let path = format!("/v1/agents/{agent_id}/heartbeat");
+        cluster.send(1, "POST", &path, &headers, Some(("application/json", body.as_bytes()))).ok()
+    };
+    let seen = |agent_id: &str| {
+        beat("late", Some(date(-3_600)));
+        beat("right", Some(date(0)));
+        beat("silent", None);
+        cluster.get(&format!("/v1/agents/{agent_id}"))
+    };
+    // On another node than the one that heard it, within the time of two heartbeats.
+    let deadline = Instant::now() + LONG;
+    let is_off =
+        |value: &Value| value["offset_ms"].as_i64().is_some_and(|ms| (-3_602_000..-3_598_000).contains(&ms));
+    while !is_off(&seen("late")) || seen("right")["offset_ms"].is_null() {
+        ensure!(Instant::now() < deadline, "never seen: {}", seen("late"));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let right = seen("right")["offset_ms"].as_i64().context("it is known")?;
+    ensure!(right.abs() <= 1_000, "{right}");
+    ensure!(seen("silent")["offset_ms"].is_null(), "{}", seen("silent"));
+    for node in 0..3 {
+        let has = |line: &str| cluster.ask(node, "GET", "/metrics", None).body.lines().any(|own| own == line);
+        while !has("agent_reach_agents_skewed 1") {
+            ensure!(Instant::now() < deadline, "{}", cluster.ask(node, "GET", "/metrics", None).body);
+            seen("late");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+    cluster.stop()
+}
+
 struct Script(Child);
 
 impl Script {

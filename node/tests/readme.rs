@@ -55,7 +55,9 @@ fn comparable(line: &str) -> String {
     }
     let words = line.split_whitespace().map(|word| match word {
         "leader" | "follower" => "ROLE".to_string(),
-        _ if word.len() == 16 && word.bytes().all(|b| b.is_ascii_hexdigit()) => "HASH".to_string(),
+        _ if matches!(word.len(), 16 | 40) && word.bytes().all(|b| b.is_ascii_hexdigit()) => {
+            "HASH".to_string()
+        }
         _ => without_ulid(word),
     });
     let mut text = String::new();

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     agent::{AgentRecord, AgentState, Registration, StateReason},
+    certificate::{Revocation, Revoked},
     codec::Encoded,
     envelope::{Envelope, Target},
     error::ErrorReply,
@@ -215,6 +216,13 @@ pub enum Command {
         since_ms: u64,
         author: Principal,
     },
+    /// Refuses certificates from now on. `whose` and `ends_s` as in [`Revocation`].
+    Revoke {
+        revoked: Revoked,
+        whose: Option<Principal>,
+        ends_s: Option<u64>,
+        author: Principal,
+    },
 }
 
 /// A mass expiry that waits. Named by the cluster time at which it began.
@@ -276,4 +284,5 @@ pub enum Reply {
     Refused(Box<ErrorReply>),
     /// A later term committed the entry: nothing happened, propose again.
     Void,
+    Revoked(Box<Revocation>),
 }

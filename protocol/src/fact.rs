@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::{
     agent::AgentRecord,
+    certificate::Revocation,
     id::{AgentId, InstanceId, MsgId},
     message::MessageRecord,
     rules::RulesRecord,
@@ -43,6 +44,7 @@ pub enum Fact {
         attempt: u32,
     },
     RulesChanged(Arc<RulesRecord>),
+    Revoked(Arc<Revocation>),
 }
 
 impl Fact {

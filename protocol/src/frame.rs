@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     agent::{AgentRecord, AgentState, Registration},
+    certificate::{Revocation, Revoked},
     codec::{DecodeError, Encoded},
     command::{Command, ExpiryPause, FailReason, Principal, Reply},
     envelope::{Envelope, Response},
@@ -30,6 +31,9 @@ pub enum ClientFrame {
     Beat { seq: u64, runs: Vec<Holder> },
     /// Level 2: the agents whose own loop answered an echo from their dispatch stream.
     Echo { seq: u64, runs: Vec<Holder> },
+    /// The calendar of these agents' host minus the cluster's, in milliseconds, by a beat's round trip
+    /// halved. Said when it is first known on a link and when it has changed.
+    Offset { runs: Vec<Holder>, offset_ms: i64 },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,6 +45,8 @@ pub enum NodeFrame {
     },
     Beaten {
         seq: u64,
+        /// The cluster's calendar, in Unix milliseconds, once the node knows it.
+        calendar_ms: Option<u64>,
     },
     /// Asks the loops of these agents, all attached to this link, at most `ECHO_MAX`.
     Echo {
@@ -235,6 +241,15 @@ pub enum Request {
         since_ms: Option<u64>,
     },
     Problems,
+    Revoke {
+        revoked: Revoked,
+        whose: Option<Principal>,
+        ends_s: Option<u64>,
+    },
+    Revocations {
+        limit: u32,
+        after: Option<Revoked>,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -276,6 +291,11 @@ pub enum Answer {
         items: Vec<Problem>,
         as_of: Stamp,
     },
+    Revoked(Box<Revocation>),
+    Revocations {
+        items: Vec<Revocation>,
+        next: Option<Revoked>,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -297,6 +317,8 @@ pub struct AgentView {
     pub ttl_ms: u64,
     /// The last thing it did with a task, if the answering node has seen one since it started.
     pub last_act: Option<Act>,
+    /// Its host's calendar minus the cluster's, in milliseconds; none when it is not known.
+    pub offset_ms: Option<i64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -399,8 +421,8 @@ pub struct NodeReport {
     pub applied: u64,
     /// Of every write up to `applied`: equal on all nodes at the same position.
     pub state_hash: u64,
-    /// This node's calendar against the cluster's, in milliseconds.
-    pub offset_ms: i64,
+    /// This node's calendar minus the cluster's, in milliseconds; none until a leader was heard.
+    pub offset_ms: Option<i64>,
     pub sessions: u64,
     /// None when its HTTP door is closed.
     pub http_addr: Option<String>,
@@ -461,6 +483,19 @@ pub enum PeerFrame {
         id: u64,
         report: NodeReport,
     },
+    /// Asks the leader for its calendar; the asker halves the round trip. Answered by `Calendar`.
+    AskCalendar {
+        id: u64,
+    },
+    Calendar {
+        id: u64,
+        /// None where the asked node does not lead.
+        wall_ms: Option<u64>,
+    },
+    /// The sender's calendar minus the cluster's, once a second, where it is known.
+    Offset {
+        offset_ms: i64,
+    },
 }
 
 /// A node's word on the agents it holds. On a new link it begins with all of them; after that it
@@ -489,4 +524,6 @@ pub struct Age {
     pub number: u32,
     pub level1_age_ms: u64,
     pub level2_age_ms: u64,
+    /// Of its host's calendar, where it is known.
+    pub offset_ms: Option<i64>,
 }

@@ -14,6 +14,7 @@ pub struct BadId {
 
 const ID_RULE: &str = "1 to 64 bytes of A-Z a-z 0-9 . _ : -";
 const TAG_RULE: &str = "up to 128 bytes, words of a-z 0-9 _ joined by dots";
+const SERIAL_RULE: &str = "2 to 64 hexadecimal digits in lower case, an even number of them";
 const EVENT_RULE: &str =
     "up to 128 bytes, words of a-z 0-9 _ joined by dots, ending in a version such as .v1";
 
@@ -43,6 +44,12 @@ fn is_topics(text: &str) -> bool {
         Some(prefix) => text.len() <= 128 && is_tag(prefix),
         None => is_event_type(text),
     }
+}
+
+fn is_serial(text: &str) -> bool {
+    (2..=64).contains(&text.len())
+        && text.len().is_multiple_of(2)
+        && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 
 macro_rules! text_id {
@@ -143,6 +150,11 @@ text_id!(
 text_id!(
     /// What a subscription is to: one event type, or all that begin alike (`task.*`).
     Topics, "a subscription", is_topics, TOPICS_RULE
+);
+
+text_id!(
+    /// The serial number of a certificate.
+    Serial, "a serial number", is_serial, SERIAL_RULE
 );
 
 /// Names a node for ever; never used twice. Written `n1`, `n2`, …

@@ -2,6 +2,7 @@
 //! disk, is a type of this crate, and this crate alone knows how it is encoded.
 
 pub mod agent;
+pub mod certificate;
 pub mod codec;
 pub mod command;
 pub mod envelope;
@@ -17,6 +18,7 @@ pub mod rules;
 pub mod stamp;
 
 pub use agent::{AgentState, Capability, Registration, StateReason};
+pub use certificate::{Fingerprint, Revocation, Revoked};
 pub use command::{Command, Decision, Entry, Principal, Reply};
 pub use envelope::{Envelope, Selector, Source, Target};
 pub use error::{Code, ErrorReply};

@@ -119,6 +119,8 @@ struct Heartbeats {
     node: NodeId,
     level1_ms: u64,
     level2_ms: u64,
+    /// Its host's calendar minus the cluster's.
+    offset_ms: Option<i64>,
 }
 
 /// What one link has told.
@@ -231,7 +233,8 @@ impl Ages {
             if let Some(Some((index, instance))) = told.names.get(age.number as usize) {
                 let level1_ms = now_ms.saturating_sub(age.level1_age_ms);
                 let level2_ms = now_ms.saturating_sub(age.level2_age_ms);
-                self.agents[*index].heard(instance, Heartbeats { node, level1_ms, level2_ms });
+                let offset_ms = age.offset_ms;
+                self.agents[*index].heard(instance, Heartbeats { node, level1_ms, level2_ms, offset_ms });
             }
         }
         self.told.insert(link, told);
@@ -266,6 +269,17 @@ impl Ages {
             level1_age_ms: now_ms.saturating_sub(heard.level1_ms),
             level2_age_ms: now_ms.saturating_sub(heard.level2_ms),
         })
+    }
+
+    /// Of an agent's calendar against the cluster's, as its last heard run told it; none while it is
+    /// offline.
+    pub fn offset(&self, agent_id: &AgentId) -> Option<i64> {
+        self.agents[*self.by_id.get(agent_id)?].offset_ms()
+    }
+
+    /// Those that are known.
+    pub fn offsets(&self) -> impl Iterator<Item = (&AgentId, i64)> {
+        self.agents.iter().filter_map(|silence| Some((&silence.agent_id, silence.offset_ms()?)))
     }
 
     /// How long ago this node told anything; none when it never did.
@@ -511,6 +525,11 @@ impl Silence {
         self.current.iter().chain(others).max_by_key(|heard| heard.level1_ms)
     }
 
+    fn offset_ms(&self) -> Option<i64> {
+        let registered = self.registered.as_ref()?;
+        if registered.state == AgentState::Offline { None } else { self.latest()?.offset_ms }
+    }
+
     /// Which state this agent should be in, when that is another.
     fn look(&mut self, index: usize, scan: &mut Scan, taken: &impl Fn(&AgentId) -> u32) {
         let Some(registered) = &self.registered else { return };
@@ -596,7 +615,7 @@ impl Silence {
 impl Heartbeats {
     fn merge(&mut self, later: Self) {
         if later.level1_ms >= self.level1_ms {
-            self.node = later.node;
+            (self.node, self.offset_ms) = (later.node, later.offset_ms);
         }
         self.level1_ms = self.level1_ms.max(later.level1_ms);
         self.level2_ms = self.level2_ms.max(later.level2_ms);

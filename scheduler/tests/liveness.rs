@@ -98,7 +98,7 @@ impl Node {
             instance: InstanceId::parse(instance).unwrap(),
         };
         let names = if number == next { vec![named] } else { Vec::new() };
-        let ages = vec![Age { number, level1_age_ms, level2_age_ms }];
+        let ages = vec![Age { number, level1_age_ms, level2_age_ms, offset_ms: None }];
         self.ages.told(self.now_ms, node.0, node, &Summary { names, ages, ..Summary::default() });
     }
 
@@ -552,7 +552,8 @@ fn a_hundred_thousand_agents_cost_a_small_part_of_a_core() {
         node.now_ms += 1_000;
         // Two beats of each within three seconds.
         let ages = (0..AGENTS).filter(|number| (number + second) % 3 != 0);
-        let ages = ages.map(|number| Age { number, level1_age_ms: 300, level2_age_ms: 1_500 });
+        let ages =
+            ages.map(|number| Age { number, level1_age_ms: 300, level2_age_ms: 1_500, offset_ms: None });
         let summary = Summary { ages: ages.collect(), ..Summary::default() };
         bytes += codec::encode(&summary).len();
         let began = Instant::now();

@@ -216,6 +216,7 @@ fn describe(command: &Command) -> String {
         Command::ExpireNow { .. } => "expire now".into(),
         Command::Init { .. } => "init".into(),
         Command::ApplyRules { .. } => "apply rules".into(),
+        Command::Revoke { revoked, .. } => format!("revoke {revoked}"),
     }
 }
 
@@ -228,6 +229,7 @@ fn describe_fact(fact: &Fact) -> String {
         Fact::Removed { agent_id, .. } => format!("removed {agent_id}"),
         Fact::Freed { agent_id, msg_id, .. } => format!("freed {msg_id} at {agent_id}"),
         Fact::RulesChanged(rules) => format!("rules {}", rules.revision),
+        Fact::Revoked(record) => format!("revoked {}", record.revoked),
         message => {
             let record = message.message().expect("all others are about messages");
             format!("{} {}", record.msg_id, describe_state(&record.state))

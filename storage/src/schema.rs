@@ -6,6 +6,7 @@
 //! | registry | `r`                                    | `RulesRecord`                      |
 //! | registry | `a` agent NUL                          | `AgentRecord`                      |
 //! | registry | `t` agent NUL                          | `Tombstone`                        |
+//! | registry | `c` revoked NUL                        | `Revocation`                       |
 //! | live     | message NUL                            | `MessageRecord`, unfinished        |
 //! | messages | message NUL                            | `MessageRecord`, finished          |
 //! | bodies   | message NUL `e`                        | `Envelope`                         |
@@ -29,7 +30,7 @@ use std::io;
 
 use bytes::Bytes;
 use reach_machine::Write;
-use reach_protocol::{AgentId, EventType, MsgId, Stamp, TraceId, codec};
+use reach_protocol::{AgentId, EventType, MsgId, Revoked, Stamp, TraceId, codec};
 use serde::{Serialize, de::DeserializeOwned};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -138,6 +139,14 @@ pub fn agent(agent_id: &AgentId) -> Vec<u8> {
 
 pub fn tombstone(agent_id: &AgentId) -> Vec<u8> {
     Key::new().byte(b't').id(agent_id).0
+}
+
+pub fn revocations() -> Vec<u8> {
+    Key::new().byte(b'c').0
+}
+
+pub fn revocation(revoked: &Revoked) -> Vec<u8> {
+    Key::new().byte(b'c').id(&revoked.to_string()).0
 }
 
 /// In `live` and in `messages` alike.
@@ -249,6 +258,10 @@ pub fn ops(write: &Write) -> Vec<Op> {
             Op::Remove { table: Table::Registry, key: agent(agent_id) },
             put(Table::Registry, tombstone(agent_id), left),
         ],
+        Write::PutRevocation(record) => vec![put(Table::Registry, revocation(&record.revoked), &**record)],
+        Write::RemoveRevocation(revoked) => {
+            vec![Op::Remove { table: Table::Registry, key: revocation(revoked) }]
+        }
         Write::PutMessage(record) => {
             let key = message(&record.msg_id);
             let mut ops = if record.state.is_final() {
@@ -379,6 +392,7 @@ mod tests {
             ("rules", rules()),
             ("agent", agent(&agent_id)),
             ("tombstone", tombstone(&agent_id)),
+            ("revocation", revocation(&Revoked::Serial("0a1b".parse().unwrap()))),
             ("message", message(&msg_id)),
             ("envelope", envelope(&msg_id)),
             ("result", result(&msg_id)),
@@ -402,6 +416,7 @@ mod tests {
             rules        \x00\x00\x00\x00r
             agent        \x00\x00\x00\x00aagent-1\x00
             tombstone    \x00\x00\x00\x00tagent-1\x00
+            revocation   \x00\x00\x00\x00cserial:0a1b\x00
             message      \x00\x00\x00\x00m_1\x00
             envelope     \x00\x00\x00\x00m_1\x00e
             result       \x00\x00\x00\x00m_1\x00r

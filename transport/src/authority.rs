@@ -8,15 +8,19 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SanType,
 };
-use reach_protocol::{Principal, id::Name};
+use reach_protocol::{
+    Fingerprint, Principal,
+    certificate::{LIFETIME_MAX_S, TOLERANCE_S},
+    id::{Name, Serial},
+};
 use rustls_pki_types::{CertificateDer, pem::PemObject};
 
 use crate::{error::Error, identity::Identity, tls};
 
 /// How long before its making a certificate becomes valid: a host whose clock is late by up to
 /// this is not cut off.
-pub const EARLY: Duration = Duration::from_secs(48 * 3600);
-const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+pub const EARLY: Duration = Duration::from_secs(TOLERANCE_S);
+const AUTHORITY_LIFETIME: Duration = Duration::from_secs(LIFETIME_MAX_S);
 
 pub struct Authority {
     cert_pem: String,
@@ -29,8 +33,8 @@ pub struct Issued {
     pub cert_pem: String,
     pub key_pem: String,
     pub not_after: Timestamp,
-    /// Lower-case hexadecimal.
-    pub serial: String,
+    pub serial: Serial,
+    pub fingerprint: Fingerprint,
 }
 
 impl Authority {
@@ -71,6 +75,11 @@ impl Authority {
         self.issuer.key().serialize_pem()
     }
 
+    /// Whether it signed this certificate, whatever its dates.
+    pub fn signed(&self, cert_pem: &str) -> Result<bool, Error> {
+        tls::signed_by(&first(cert_pem)?, &first(&self.cert_pem)?).map_err(bad)
+    }
+
     /// A certificate for one identity, valid from 48 h ago until `lifetime` from now.
     pub fn issue(&self, identity: &Identity, lifetime: Duration) -> Result<Issued, Error> {
         let now = Timestamp::now();
@@ -103,7 +112,8 @@ impl Authority {
         params.not_after = rcgen::date_time_ymd(1970, 1, 1) + since_epoch(not_after);
         let cert_pem = params.signed_by(&key, &self.issuer).map_err(bad)?.pem();
         let info = describe(&cert_pem)?;
-        Ok(Issued { cert_pem, key_pem: key.serialize_pem(), not_after: info.not_after, serial: info.serial })
+        let CertificateInfo { not_after, serial, fingerprint, .. } = info;
+        Ok(Issued { cert_pem, key_pem: key.serialize_pem(), not_after, serial, fingerprint })
     }
 }
 
@@ -128,9 +138,16 @@ pub struct CertificateInfo {
     pub identity: Identity,
     pub not_before: Timestamp,
     pub not_after: Timestamp,
-    /// Lower-case hexadecimal.
-    pub serial: String,
+    pub serial: Serial,
     pub issuer: String,
+    pub fingerprint: Fingerprint,
+}
+
+impl CertificateInfo {
+    /// When it was made, in seconds since 1970: each begins `EARLY`.
+    pub fn made_s(&self) -> u64 {
+        u64::try_from((self.not_before + EARLY).as_second()).unwrap_or(0)
+    }
 }
 
 /// What an authority's certificate says of itself; nothing is verified.
@@ -139,8 +156,7 @@ pub struct AuthorityInfo {
     pub subject: String,
     pub not_before: Timestamp,
     pub not_after: Timestamp,
-    /// Lower-case hexadecimal.
-    pub serial: String,
+    pub serial: Serial,
 }
 
 /// Reads the first certificate of a PEM text.

@@ -19,6 +19,7 @@ use tokio::{
 };
 
 use crate::{
+    authority::CertificateInfo,
     error::Error,
     framing::{Duplex, Frames},
     identity::Identity,
@@ -35,10 +36,26 @@ pub struct Connection {
     shared: Arc<Shared>,
 }
 
+/// How the other side has shown who it is.
+pub(crate) enum Proof {
+    Certificate(Box<CertificateInfo>),
+    /// In a network of memory, where nobody lies.
+    Named(Identity),
+}
+
+impl Proof {
+    pub(crate) fn identity(&self) -> &Identity {
+        match self {
+            Self::Certificate(certificate) => &certificate.identity,
+            Self::Named(identity) => identity,
+        }
+    }
+}
+
 struct Shared {
     id: u64,
     wire: Wire,
-    identity: Identity,
+    proof: Proof,
     options: Options,
     linked: AtomicBool,
     acceptor: OnceLock<Acceptor>,
@@ -52,16 +69,24 @@ struct Acceptor {
 }
 
 impl Connection {
-    pub(crate) fn new(wire: Wire, identity: Identity, options: Options) -> Self {
+    pub(crate) fn new(wire: Wire, proof: Proof, options: Options) -> Self {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let id = IDS.fetch_add(1, Ordering::Relaxed);
         let (linked, acceptor) = (AtomicBool::new(false), OnceLock::new());
-        Self { shared: Arc::new(Shared { id, wire, identity, options, linked, acceptor }) }
+        Self { shared: Arc::new(Shared { id, wire, proof, options, linked, acceptor }) }
     }
 
     /// Who the other side is, as its certificate says.
     pub fn identity(&self) -> &Identity {
-        &self.shared.identity
+        self.shared.proof.identity()
+    }
+
+    /// The certificate that it showed.
+    pub fn certificate(&self) -> Option<&CertificateInfo> {
+        match &self.shared.proof {
+            Proof::Certificate(certificate) => Some(certificate),
+            Proof::Named(_) => None,
+        }
     }
 
     pub fn remote_addr(&self) -> SocketAddr {
@@ -121,6 +146,11 @@ impl Connection {
     pub fn close(&self, reason: &str) {
         self.shared.wire.close(CloseCode::Done, reason);
     }
+
+    /// As `close`, for a side that is not welcome again.
+    pub fn refuse(&self, reason: &str) {
+        self.shared.wire.close(CloseCode::Refused, reason);
+    }
 }
 
 impl Drop for Shared {
@@ -157,7 +187,7 @@ impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection")
             .field("id", &self.id())
-            .field("identity", &self.shared.identity.to_string())
+            .field("identity", &self.identity().to_string())
             .field("remote_addr", &self.remote_addr())
             .finish()
     }

@@ -18,8 +18,14 @@ use tokio::{
 };
 
 use crate::{
-    connection::Connection, credentials::Credentials, error::Error, identity::Identity, memory,
-    options::Options, quic::Quic, tls::Material,
+    connection::Connection,
+    credentials::Credentials,
+    error::Error,
+    identity::Identity,
+    memory,
+    options::Options,
+    quic::Quic,
+    tls::{Material, OwnClock, Scrutiny},
 };
 
 /// Nodes meet at one, clients come to the other. Each has its own port, protocol and authority.
@@ -97,16 +103,21 @@ impl Endpoint {
         credentials: &Credentials,
         options: Options,
     ) -> Result<Self, Error> {
-        let material = Material::new(credentials)?;
-        let own = &material.own.identity;
-        if own.cluster != cluster {
-            return Err(Error::WrongCluster { expected: cluster, found: own.cluster.clone() });
-        }
-        if own.node().is_none() {
-            let reason = format!("{own} is no node: a node's port needs a node's certificate");
-            return Err(Error::certificate("certificate (cert_pem)", reason));
-        }
-        let quic = Quic::server(addr, door, &material, &options)?;
+        Self::server_under(addr, door, cluster, credentials, options, Arc::new(OwnClock))
+    }
+
+    /// As `server`, with what the node knows about certificates.
+    pub fn server_under(
+        addr: SocketAddr,
+        door: Door,
+        cluster: Name,
+        credentials: &Credentials,
+        options: Options,
+        scrutiny: Arc<dyn Scrutiny>,
+    ) -> Result<Self, Error> {
+        let material = Material::new(credentials, scrutiny)?;
+        material.must_be_a_node_of(&cluster)?;
+        let quic = Quic::server(addr, door, material, &options)?;
         let (gate, accepted) = Gate::new(door, cluster, options.clone());
         let refused = gate.refused();
         let acceptor = Some(quic.accept_for(gate));
@@ -115,7 +126,7 @@ impl Endpoint {
 
     /// Dials only. Within a tokio runtime only.
     pub fn client(door: Door, credentials: &Credentials, options: Options) -> Result<Self, Error> {
-        let quic = Quic::client(door, &Material::new(credentials)?, &options)?;
+        let quic = Quic::client(door, Material::new(credentials, Arc::new(OwnClock))?, &options)?;
         // Nothing will come through this channel, and its `accept` says so at once.
         let (_, accepted) = mpsc::channel(1);
         Ok(Self::new(Socket::Quic(quic), door, options, accepted, Arc::default(), None))
@@ -137,6 +148,15 @@ impl Endpoint {
         match &self.shared.socket {
             Socket::Quic(quic) => quic.local_addr(),
             Socket::Memory(port) => port.addr(),
+        }
+    }
+
+    /// From now on these are shown to whoever comes or is dialled; connections that stand go on. The
+    /// identity must be the one this endpoint has.
+    pub fn renew(&self, credentials: &Credentials) -> Result<(), Error> {
+        match &self.shared.socket {
+            Socket::Quic(quic) => quic.renew(credentials, &self.shared.options),
+            Socket::Memory(_) => Ok(()),
         }
     }
 
@@ -167,10 +187,10 @@ impl Endpoint {
                 Socket::Memory(port) => port.dial(addr, &wanted).await,
             }
         };
-        let (wire, identity) = timeout(options.connect_timeout, dial)
+        let (wire, proof) = timeout(options.connect_timeout, dial)
             .await
             .unwrap_or(Err(Error::Timeout { addr, what: "connecting" }))?;
-        Ok(Connection::new(wire, identity, options.clone()))
+        Ok(Connection::new(wire, proof, options.clone()))
     }
 
     /// Closes every connection, lets the other sides hear of it (for a second at most), and gives

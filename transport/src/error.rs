@@ -16,6 +16,9 @@ pub enum Error {
     /// The two sides did not agree on each other. Trying again helps only after something changed.
     #[error("{addr}: {reason}")]
     Handshake { addr: SocketAddr, reason: String },
+    /// The other side has this side's certificate on its list: no later try will do.
+    #[error("{addr}: {reason}")]
+    Revoked { addr: SocketAddr, reason: String },
     /// It answered, and takes no connection just now: later, or another one may.
     #[error("{addr}: {reason}")]
     Unavailable { addr: SocketAddr, reason: String },
@@ -42,6 +45,7 @@ impl Error {
             self,
             Self::Certificate { .. }
                 | Self::Handshake { .. }
+                | Self::Revoked { .. }
                 | Self::WrongCluster { .. }
                 | Self::WrongPeer { .. }
         )

@@ -25,3 +25,4 @@ pub use identity::{BadIdentity, Identity};
 pub use link::{LinkRx, LinkTx};
 pub use memory::MemoryNetwork;
 pub use options::Options;
+pub use tls::{Now, Scrutiny};

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep_until};
 use self::pipe::Pipe;
 pub(crate) use self::pipe::{Receiver, Sender, Side};
 use crate::{
-    connection::Connection,
+    connection::{Connection, Proof},
     endpoint::{Door, Endpoint, Gate, Socket, Wanted},
     error::Error,
     identity::Identity,
@@ -190,11 +190,7 @@ impl Port {
         self.addr
     }
 
-    pub(crate) async fn dial(
-        &self,
-        addr: SocketAddr,
-        wanted: &Wanted<'_>,
-    ) -> Result<(Wire, Identity), Error> {
+    pub(crate) async fn dial(&self, addr: SocketAddr, wanted: &Wanted<'_>) -> Result<(Wire, Proof), Error> {
         if !self.is_bound() {
             return Err(Error::Handshake { addr, reason: "this endpoint is closed".into() });
         }
@@ -207,7 +203,7 @@ impl Port {
     }
 
     /// The handshake, if there is someone within reach.
-    fn meet(&self, addr: SocketAddr, wanted: &Wanted<'_>) -> Result<Option<(Wire, Identity)>, Error> {
+    fn meet(&self, addr: SocketAddr, wanted: &Wanted<'_>) -> Result<Option<(Wire, Proof)>, Error> {
         let mut state = self.net.lock();
         let cut = [(self.addr, addr), (addr, self.addr)].iter().any(|way| state.blocked.contains(way));
         let Some((_, gate, identity)) = state.ports.get(&addr).filter(|_| !cut).cloned() else {
@@ -226,9 +222,10 @@ impl Port {
         let (side, other, pipe) = pipe::connect(&self.net, [self.addr, addr], options);
         state.pipes.push(Arc::downgrade(&pipe));
         drop(state);
-        let accepted = Connection::new(Wire::Memory(other), self.identity.clone(), gate.options.clone());
+        let accepted =
+            Connection::new(Wire::Memory(other), Proof::Named(self.identity.clone()), gate.options.clone());
         tokio::spawn(async move { gate.hand_over(accepted).await });
-        Ok(Some((Wire::Memory(side), identity)))
+        Ok(Some((Wire::Memory(side), Proof::Named(identity))))
     }
 
     pub(crate) fn close(&self, reason: &str) {

@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -16,10 +16,10 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{sync::Semaphore, time::timeout};
 
 use crate::{
-    connection::Connection,
+    connection::{Connection, Proof},
+    credentials::Credentials,
     endpoint::{Door, Gate, Wanted},
     error::Error,
-    identity::Identity,
     link::{self, TAG_WELCOME},
     options::Options,
     tls::{self, Material},
@@ -33,69 +33,80 @@ const RETRY_FROM: usize = 64;
 
 pub(crate) struct Quic {
     endpoint: quinn::Endpoint,
-    client: quinn::ClientConfig,
+    own: Mutex<Own>,
     door: Door,
+    accepts: bool,
+}
+
+/// What this side shows of itself; replaced as a whole when its certificate is renewed.
+struct Own {
+    material: Material,
+    client: quinn::ClientConfig,
 }
 
 impl Quic {
     pub(crate) fn server(
         addr: SocketAddr,
         door: Door,
-        material: &Material,
+        material: Material,
         options: &Options,
     ) -> Result<Self, Error> {
-        let tls = QuicServerConfig::try_from(material.server_config(door)?)
-            .expect("TLS 1.3 has the suite that QUIC starts with");
-        let mut server = quinn::ServerConfig::with_crypto(Arc::new(tls));
-        server.transport_config(transport_config(options));
-        // Handshakes are bounded here; what quinn keeps before we look at it need not be large.
-        server.max_incoming(options.handshakes_max.max(1) * 2);
-        server.incoming_buffer_size(64 << 10).incoming_buffer_size_total(16 << 20);
-        Self::new(bind(addr, Some(server), options)?, door, material, options)
+        let server = server_config(door, &material, options)?;
+        Self::new(bind(addr, Some(server), options)?, door, material, options, true)
     }
 
-    pub(crate) fn client(door: Door, material: &Material, options: &Options) -> Result<Self, Error> {
+    pub(crate) fn client(door: Door, material: Material, options: &Options) -> Result<Self, Error> {
         // One socket for both address families, where the host has both.
         let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
         let endpoint = bind(any, None, options)
             .or_else(|_| bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)), None, options))?;
-        Self::new(endpoint, door, material, options)
+        Self::new(endpoint, door, material, options, false)
     }
 
     fn new(
         endpoint: quinn::Endpoint,
         door: Door,
-        material: &Material,
+        material: Material,
         options: &Options,
+        accepts: bool,
     ) -> Result<Self, Error> {
-        let tls = QuicClientConfig::try_from(material.client_config(door)?)
-            .expect("TLS 1.3 has the suite that QUIC starts with");
-        let mut client = quinn::ClientConfig::new(Arc::new(tls));
-        client.transport_config(transport_config(options));
-        Ok(Self { endpoint, client, door })
+        let client = client_config(door, &material, options)?;
+        Ok(Self { endpoint, own: Mutex::new(Own { material, client }), door, accepts })
+    }
+
+    pub(crate) fn renew(&self, credentials: &Credentials, options: &Options) -> Result<(), Error> {
+        let mut own = self.own();
+        let material = own.material.renewed(credentials)?;
+        let client = client_config(self.door, &material, options)?;
+        if self.accepts {
+            self.endpoint.set_server_config(Some(server_config(self.door, &material, options)?));
+        }
+        *own = Own { material, client };
+        Ok(())
+    }
+
+    fn own(&self) -> MutexGuard<'_, Own> {
+        self.own.lock().expect("no panic while it is held")
     }
 
     pub(crate) fn local_addr(&self) -> SocketAddr {
         self.endpoint.local_addr().expect("the socket is bound")
     }
 
-    pub(crate) async fn dial(
-        &self,
-        addr: SocketAddr,
-        wanted: &Wanted<'_>,
-    ) -> Result<(Wire, Identity), Error> {
+    pub(crate) async fn dial(&self, addr: SocketAddr, wanted: &Wanted<'_>) -> Result<(Wire, Proof), Error> {
+        let config = self.own().client.clone();
         let connecting = self
             .endpoint
-            .connect_with(self.client.clone(), addr, tls::SERVER_NAME)
+            .connect_with(config, addr, tls::SERVER_NAME)
             .map_err(|error| wire::dial_error(addr, &error))?;
         let failed = |error| wire::handshake_error(addr, self.door, &error);
         let connection = connecting.await.map_err(failed)?;
         let checked = proven(&connection, self.door)
             .map_err(|reason| Error::Handshake { addr, reason })
-            .and_then(|identity| wanted.check(addr, &identity).map(|()| identity));
-        let identity = checked.inspect_err(|error| refuse(&connection, &error.to_string()))?;
+            .and_then(|proof| wanted.check(addr, proof.identity()).map(|()| proof));
+        let proof = checked.inspect_err(|error| refuse(&connection, &error.to_string()))?;
         welcomed(&connection).await.map_err(failed)?;
-        Ok((Wire::quic(connection), identity))
+        Ok((Wire::quic(connection), proof))
     }
 
     pub(crate) fn accept_for(&self, gate: Gate) -> tokio::task::AbortHandle {
@@ -143,26 +154,28 @@ async fn run_acceptor(quic: quinn::Endpoint, gate: Arc<Gate>) {
 
 async fn admit(gate: &Gate, addr: SocketAddr, incoming: quinn::Incoming) -> Result<Connection, String> {
     let words = |error: quinn::ConnectionError| match wire::handshake_error(addr, gate.door, &error) {
-        Error::Handshake { reason, .. } | Error::Unavailable { reason, .. } => reason,
+        Error::Handshake { reason, .. }
+        | Error::Revoked { reason, .. }
+        | Error::Unavailable { reason, .. } => reason,
         other => other.to_string(),
     };
     let connection = incoming.accept().map_err(words)?.await.map_err(words)?;
-    let identity = proven(&connection, gate.door)
-        .and_then(|identity| gate.check(&identity).map(|()| identity))
+    let proof = proven(&connection, gate.door)
+        .and_then(|proof| gate.check(proof.identity()).map(|()| proof))
         .inspect_err(|reason| refuse(&connection, reason))?;
     // In TLS 1.3 the dialer can't know by itself that its certificate was accepted.
     let mut stream = connection.open_uni().await.map_err(words)?;
     stream.write_chunk(Bytes::from_static(&[TAG_WELCOME])).await.map_err(|error| error.to_string())?;
     let _ = stream.finish();
-    Ok(Connection::new(Wire::quic(connection), identity, gate.options.clone()))
+    Ok(Connection::new(Wire::quic(connection), proof, gate.options.clone()))
 }
 
 fn refuse(connection: &quinn::Connection, reason: &str) {
     connection.close(VarInt::from_u32(CloseCode::Refused as u32), reason.as_bytes());
 }
 
-/// The identity that the other side's verified certificate carries.
-fn proven(connection: &quinn::Connection, door: Door) -> Result<Identity, String> {
+/// The other side's verified certificate, and with it whom it speaks for.
+fn proven(connection: &quinn::Connection, door: Door) -> Result<Proof, String> {
     let protocol = connection
         .handshake_data()
         .and_then(|data| data.downcast::<HandshakeData>().ok())
@@ -174,7 +187,8 @@ fn proven(connection: &quinn::Connection, door: Door) -> Result<Identity, String
         .peer_identity()
         .and_then(|data| data.downcast::<Vec<CertificateDer<'static>>>().ok())
         .ok_or("a certificate is needed and none was given")?;
-    tls::identity_of(chain.first().ok_or("a certificate is needed and none was given")?)
+    tls::describe(chain.first().ok_or("a certificate is needed and none was given")?)
+        .map(|certificate| Proof::Certificate(Box::new(certificate)))
 }
 
 /// Waits for the byte that says that the other side accepted us.
@@ -185,6 +199,25 @@ async fn welcomed(connection: &quinn::Connection) -> Result<(), quinn::Connectio
         Ok(_) => Err(connection.close_reason().unwrap_or(quinn::ConnectionError::Reset)),
         Err(_) => Err(connection.closed().await),
     }
+}
+
+fn server_config(door: Door, material: &Material, options: &Options) -> Result<quinn::ServerConfig, Error> {
+    let tls = QuicServerConfig::try_from(material.server_config(door)?)
+        .expect("TLS 1.3 has the suite that QUIC starts with");
+    let mut server = quinn::ServerConfig::with_crypto(Arc::new(tls));
+    server.transport_config(transport_config(options));
+    // Handshakes are bounded here; what quinn keeps before we look at it need not be large.
+    server.max_incoming(options.handshakes_max.max(1) * 2);
+    server.incoming_buffer_size(64 << 10).incoming_buffer_size_total(16 << 20);
+    Ok(server)
+}
+
+fn client_config(door: Door, material: &Material, options: &Options) -> Result<quinn::ClientConfig, Error> {
+    let tls = QuicClientConfig::try_from(material.client_config(door)?)
+        .expect("TLS 1.3 has the suite that QUIC starts with");
+    let mut client = quinn::ClientConfig::new(Arc::new(tls));
+    client.transport_config(transport_config(options));
+    Ok(client)
 }
 
 fn transport_config(options: &Options) -> Arc<TransportConfig> {

@@ -5,6 +5,11 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
+use reach_protocol::{
+    Fingerprint,
+    certificate::TOLERANCE_S,
+    id::{Name, Serial},
+};
 use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, OtherError, SignatureScheme,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
@@ -25,8 +30,57 @@ use crate::{
 /// Nodes are known by the identity in their certificate, not by a host name; TLS wants one anyway.
 pub(crate) const SERVER_NAME: &str = "agent-reach";
 
-/// A date that is wrong by less than this is taken for a wrong clock and accepted.
-const SKEW_MAX: Duration = Duration::from_secs(48 * 3600);
+/// A date that is wrong by less than this is taken for a wrong clock and accepted, where only this
+/// machine's own calendar is known.
+const SKEW_MAX: Duration = Duration::from_secs(TOLERANCE_S);
+
+/// What someone with a revoked certificate is told.
+pub(crate) const REVOKED: &str = "the certificate was revoked: have a new one issued";
+
+/// What its process knows of certificates besides what stands in them. Asked at every handshake.
+pub trait Scrutiny: Send + Sync + fmt::Debug {
+    /// By which dates are judged.
+    fn now(&self) -> Now;
+    /// Whether this certificate is refused although its chain is good.
+    fn is_revoked(&self, certificate: &CertificateInfo) -> bool;
+}
+
+/// What time it is, and how well that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Now {
+    /// The cluster's calendar: dates are judged by it to the second.
+    Cluster(Timestamp),
+    /// A machine's own calendar, which may be wrong: a date that fails by less than 48 h is accepted,
+    /// with a warning in the log.
+    Own(Timestamp),
+    /// The two are further apart than 48 h, so one of them is badly wrong, and it may be the cluster's: a
+    /// date that holds by either is accepted, with a warning in the log.
+    Disputed { cluster: Timestamp, own: Timestamp },
+}
+
+impl Now {
+    pub fn of(cluster: Option<Timestamp>, own: Timestamp) -> Self {
+        match cluster {
+            None => Self::Own(own),
+            Some(cluster) if cluster.duration_since(own).unsigned_abs() < SKEW_MAX => Self::Cluster(cluster),
+            Some(cluster) => Self::Disputed { cluster, own },
+        }
+    }
+}
+
+/// A client's: it knows no more than its own clock.
+#[derive(Debug)]
+pub(crate) struct OwnClock;
+
+impl Scrutiny for OwnClock {
+    fn now(&self) -> Now {
+        Now::Own(Timestamp::now())
+    }
+
+    fn is_revoked(&self, _: &CertificateInfo) -> bool {
+        false
+    }
+}
 
 /// Credentials, read and found to belong together.
 pub(crate) struct Material {
@@ -35,11 +89,13 @@ pub(crate) struct Material {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     pub(crate) own: CertificateInfo,
+    scrutiny: Arc<dyn Scrutiny>,
 }
 
 impl Material {
-    pub(crate) fn new(credentials: &crate::Credentials) -> Result<Self, Error> {
-        Self::named(credentials, ["authority (ca_pem)", "certificate (cert_pem)", "key (key_pem)"])
+    pub(crate) fn new(credentials: &crate::Credentials, scrutiny: Arc<dyn Scrutiny>) -> Result<Self, Error> {
+        let names = ["authority (ca_pem)", "certificate (cert_pem)", "key (key_pem)"];
+        Ok(Self { scrutiny, ..Self::named(credentials, names)? })
     }
 
     /// `names` stand in the errors for the authority, the certificate and the key.
@@ -62,17 +118,40 @@ impl Material {
             chain,
             key: private,
             own,
+            scrutiny: Arc::new(OwnClock),
         };
         let verifier = material.verifier(Whose::Own);
-        verifier
-            .check(&material.chain[0], &material.chain[1..], KeyUsage::client_auth(), UnixTime::now())
-            .map_err(|refusal| match refusal {
+        verifier.check(&material.chain[0], &material.chain[1..], KeyUsage::client_auth()).map_err(
+            |refusal| match refusal {
                 Refusal::Unsigned(_) => {
                     Error::certificate(cert, format!("not signed by the authority in {ca}"))
                 }
                 other => Error::certificate(cert, other.to_string()),
-            })?;
+            },
+        )?;
         Ok(material)
+    }
+
+    pub(crate) fn must_be_a_node_of(&self, cluster: &Name) -> Result<(), Error> {
+        let own = &self.own.identity;
+        if own.cluster != *cluster {
+            return Err(Error::WrongCluster { expected: cluster.clone(), found: own.cluster.clone() });
+        }
+        if own.node().is_none() {
+            let reason = format!("{own} is no node: a node's port needs a node's certificate");
+            return Err(Error::certificate("certificate (cert_pem)", reason));
+        }
+        Ok(())
+    }
+
+    /// Of a later certificate: it must be the same identity's.
+    pub(crate) fn renewed(&self, credentials: &crate::Credentials) -> Result<Self, Error> {
+        let new = Self::new(credentials, self.scrutiny.clone())?;
+        if new.own.identity != self.own.identity {
+            let reason = format!("it is {}'s, and this is {}", new.own.identity, self.own.identity);
+            return Err(Error::certificate("certificate (cert_pem)", reason));
+        }
+        Ok(new)
     }
 
     pub(crate) fn server_config(&self, door: Door) -> Result<rustls::ServerConfig, Error> {
@@ -106,7 +185,12 @@ impl Material {
     }
 
     fn verifier(&self, whose: Whose) -> Verifier {
-        Verifier { provider: self.provider.clone(), anchors: self.anchors.clone(), whose }
+        Verifier {
+            provider: self.provider.clone(),
+            anchors: self.anchors.clone(),
+            scrutiny: self.scrutiny.clone(),
+            whose,
+        }
     }
 }
 
@@ -122,6 +206,7 @@ enum Whose {
 struct Verifier {
     provider: Arc<CryptoProvider>,
     anchors: Arc<Vec<TrustAnchor<'static>>>,
+    scrutiny: Arc<dyn Scrutiny>,
     whose: Whose,
 }
 
@@ -131,6 +216,7 @@ enum Refusal {
     Unsigned(Whose),
     Expired { at: Timestamp, now: Timestamp },
     NotYet { at: Timestamp, now: Timestamp },
+    Revoked(Whose),
     Purpose,
     Broken(webpki::Error),
 }
@@ -169,6 +255,8 @@ impl fmt::Display for Refusal {
                 f,
                 "the certificate is not valid before {at} and the clock of who checked it says {now}: check the clock of both machines"
             ),
+            Self::Revoked(Whose::Node) => f.write_str("the node's certificate was revoked"),
+            Self::Revoked(_) => f.write_str(REVOKED),
             Self::Purpose => f.write_str(
                 "the certificate was not issued for this use: only a node's certificate can stand behind an address",
             ),
@@ -178,14 +266,42 @@ impl fmt::Display for Refusal {
 }
 
 impl Verifier {
-    /// Strict in all but the dates: those are looked at as of the nearest time at which they
-    /// hold, as long as that is less than `SKEW_MAX` away.
+    /// Strict in all but the dates where the cluster's calendar is not known: those are looked at as
+    /// of the nearest time at which they hold, as long as that is less than `SKEW_MAX` away.
     fn check(
         &self,
         leaf: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         usage: KeyUsage,
+    ) -> Result<(), Refusal> {
+        let check = |now: Timestamp, tolerance| {
+            self.check_chain(leaf, intermediates, usage, unix_time(now), tolerance)
+        };
+        match self.scrutiny.now() {
+            Now::Cluster(now) => check(now, Duration::ZERO)?,
+            Now::Own(now) => check(now, SKEW_MAX)?,
+            Now::Disputed { cluster, own } => match check(cluster, Duration::ZERO) {
+                Err(refusal @ (Refusal::Expired { .. } | Refusal::NotYet { .. })) => {
+                    check(own, Duration::ZERO).map_err(|_| refusal)?;
+                    tracing::warn!(%cluster, %own, "clock skew: certificate dates hold by this host's clock only");
+                }
+                checked => checked?,
+            },
+        }
+        // One that can't be read is refused, with its own words, when its identity is.
+        match describe(leaf).is_ok_and(|info| self.scrutiny.is_revoked(&info)) {
+            true => Err(Refusal::Revoked(self.whose)),
+            false => Ok(()),
+        }
+    }
+
+    fn check_chain(
+        &self,
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        usage: KeyUsage,
         now: UnixTime,
+        tolerance: Duration,
     ) -> Result<(), Refusal> {
         let cert = EndEntityCert::try_from(leaf).map_err(Refusal::Broken)?;
         let algorithms = self.provider.signature_verification_algorithms.all;
@@ -212,7 +328,7 @@ impl Verifier {
                 Err(webpki::Error::RequiredEkuNotFoundContext(_)) => return Err(Refusal::Purpose),
                 Err(error) => return Err(Refusal::Broken(error)),
             };
-            if now.as_secs().abs_diff(limit.as_secs()) >= SKEW_MAX.as_secs() {
+            if now.as_secs().abs_diff(limit.as_secs()) >= tolerance.as_secs() {
                 let (at, now) = (timestamp(limit), timestamp(now));
                 return Err(match at < now {
                     true => Refusal::Expired { at, now },
@@ -229,10 +345,13 @@ impl Verifier {
         leaf: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         usage: KeyUsage,
-        now: UnixTime,
     ) -> Result<(), rustls::Error> {
-        self.check(leaf, intermediates, usage, now).map_err(|refusal| {
-            rustls::Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(refusal))))
+        self.check(leaf, intermediates, usage).map_err(|refusal| {
+            rustls::Error::InvalidCertificate(match refusal {
+                // An alert of its own, so that the other side knows that no later try will do.
+                Refusal::Revoked(Whose::Dialer(_)) => CertificateError::Revoked,
+                refusal => CertificateError::Other(OtherError(Arc::new(refusal))),
+            })
         })
     }
 
@@ -258,9 +377,9 @@ impl ServerCertVerifier for Verifier {
         intermediates: &[CertificateDer<'_>],
         _server_name: &ServerName<'_>,
         _ocsp_response: &[u8],
-        now: UnixTime,
+        _now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        self.check_for_tls(end_entity, intermediates, KeyUsage::server_auth(), now)?;
+        self.check_for_tls(end_entity, intermediates, KeyUsage::server_auth())?;
         Ok(ServerCertVerified::assertion())
     }
 
@@ -296,9 +415,9 @@ impl ClientCertVerifier for Verifier {
         &self,
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
-        now: UnixTime,
+        _now: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
-        self.check_for_tls(end_entity, intermediates, KeyUsage::client_auth(), now)?;
+        self.check_for_tls(end_entity, intermediates, KeyUsage::client_auth())?;
         Ok(ClientCertVerified::assertion())
     }
 
@@ -325,20 +444,17 @@ impl ClientCertVerifier for Verifier {
     }
 }
 
-/// Whom a verified certificate speaks for: it has exactly one alternative name, and that is one of
-/// our URIs. The error is a sentence about the certificate.
-pub(crate) fn identity_of(der: &CertificateDer<'_>) -> Result<Identity, String> {
-    identity(&parse(der)?)
-}
-
+/// What a certificate says of itself; once it is verified, whom it speaks for: it has exactly one
+/// alternative name, and that is one of our URIs. The error is a sentence about the certificate.
 pub(crate) fn describe(der: &CertificateDer<'_>) -> Result<CertificateInfo, String> {
     let cert = parse(der)?;
     Ok(CertificateInfo {
         identity: identity(&cert)?,
         not_before: time(cert.validity().not_before)?,
         not_after: time(cert.validity().not_after)?,
-        serial: serial(&cert),
+        serial: serial(&cert)?,
         issuer: cert.issuer().to_string(),
+        fingerprint: Fingerprint::of(der),
     })
 }
 
@@ -351,7 +467,7 @@ pub(crate) fn describe_authority(der: &CertificateDer<'_>) -> Result<AuthorityIn
         subject: cert.subject().to_string(),
         not_before: time(cert.validity().not_before)?,
         not_after: time(cert.validity().not_after)?,
-        serial: serial(&cert),
+        serial: serial(&cert)?,
     })
 }
 
@@ -359,8 +475,19 @@ fn time(at: x509_parser::time::ASN1Time) -> Result<Timestamp, String> {
     Timestamp::from_second(at.timestamp()).map_err(|_| "the certificate's dates can't be read".into())
 }
 
-fn serial(cert: &X509Certificate<'_>) -> String {
-    cert.raw_serial().iter().map(|byte| format!("{byte:02x}")).collect()
+fn serial(cert: &X509Certificate<'_>) -> Result<Serial, String> {
+    let text: String = cert.raw_serial().iter().map(|byte| format!("{byte:02x}")).collect();
+    text.parse().map_err(|_| "the certificate's serial number is too long".into())
+}
+
+/// Whether `authority` signed this certificate, whatever its dates.
+pub(crate) fn signed_by(der: &CertificateDer<'_>, authority: &CertificateDer<'_>) -> Result<bool, String> {
+    let cert = EndEntityCert::try_from(der).map_err(|_| "the certificate can't be read")?;
+    let anchor = webpki::anchor_from_trusted_cert(authority).map_err(|_| "the authority can't be read")?;
+    let algorithms = ring::default_provider().signature_verification_algorithms.all;
+    let at = unix_time(describe(der)?.not_after);
+    let usage = KeyUsage::client_auth();
+    Ok(cert.verify_for_usage(algorithms, &[anchor], &[], at, usage, None, None).is_ok())
 }
 
 fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, String> {
@@ -405,6 +532,10 @@ fn certificates(pem: &str, name: &str) -> Result<Vec<CertificateDer<'static>>, E
         true => Err(Error::certificate(name, "holds no certificate in PEM form")),
         false => Ok(found),
     }
+}
+
+fn unix_time(at: Timestamp) -> UnixTime {
+    UnixTime::since_unix_epoch(Duration::from_secs(u64::try_from(at.as_second()).unwrap_or(0)))
 }
 
 fn timestamp(at: UnixTime) -> Timestamp {

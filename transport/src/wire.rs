@@ -29,6 +29,8 @@ const REASON_BYTES_MAX: usize = 512;
 /// From here on the error codes of QUIC are alerts of TLS.
 const ALERTS: u64 = 0x100;
 
+const REVOKED_ALERT: u64 = 0x12c;
+
 /// The most bytes one read returns.
 const READ_BYTES_MAX: usize = 256 * 1024;
 
@@ -233,6 +235,9 @@ pub(crate) fn canonical(addr: SocketAddr) -> SocketAddr {
 pub(crate) fn handshake_error(addr: SocketAddr, door: Door, error: &ConnectionError) -> Error {
     match error {
         ConnectionError::TimedOut => Error::Timeout { addr, what: "the handshake" },
+        ConnectionError::ConnectionClosed(close) if u64::from(close.error_code) == REVOKED_ALERT => {
+            Error::Revoked { addr, reason: sentence(error, Some(door)) }
+        }
         error if passes(error) => Error::Unavailable { addr, reason: sentence(error, Some(door)) },
         _ => Error::Handshake { addr, reason: sentence(error, Some(door)) },
     }
@@ -300,7 +305,7 @@ fn spoken(code: u64, reason: &str, door: Option<Door>) -> Option<String> {
         }
         0x12a | 0x12e => "the other side can't read or does not accept the certificate".into(),
         0x12b => "the certificate was not issued for this use".into(),
-        0x12c => "the certificate is revoked".into(),
+        REVOKED_ALERT => tls::REVOKED.into(),
         0x12d => "the certificate is out of date for the other side: check both clocks".into(),
         0x130 => "the certificate is not signed by the CA that the other side trusts".into(),
         0x133 => "the other side can't verify the certificate's signature".into(),

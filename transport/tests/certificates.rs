@@ -2,13 +2,19 @@
 
 mod support;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use reach_protocol::{
-    Principal,
+    Fingerprint, Principal,
     id::{Name, NodeId},
 };
-use reach_transport::{Authority, Credentials, Door, Endpoint, Error, Identity, Options, describe};
+use reach_transport::{
+    Authority, CertificateInfo, Credentials, Door, Endpoint, Error, Identity, Now, Options, Scrutiny,
+    describe,
+};
 use support::*;
 
 const CLIENT_ALPN: &[u8] = b"agent-reach-client/1";
@@ -359,4 +365,187 @@ async fn an_issued_certificate_describes_itself_and_begins_early() {
     assert!(Endpoint::client(Door::Client, &shown, Options::client()).is_ok());
     assert!(Authority::from_pem(cluster.clients.cert_pem(), &cluster.peers.key_pem()).is_err());
     assert!(!format!("{issued:?}").contains("PRIVATE"));
+}
+
+/// A node that knows what time it is in the cluster, and which certificates are revoked.
+#[derive(Debug)]
+struct Knows {
+    now: Mutex<Now>,
+    revoked: Mutex<Vec<Fingerprint>>,
+}
+
+impl Knows {
+    fn new(now: Now) -> Arc<Self> {
+        Arc::new(Self { now: Mutex::new(now), revoked: Mutex::default() })
+    }
+}
+
+impl Scrutiny for Knows {
+    fn now(&self) -> Now {
+        *self.now.lock().unwrap()
+    }
+
+    fn is_revoked(&self, certificate: &CertificateInfo) -> bool {
+        self.revoked.lock().unwrap().contains(&certificate.fingerprint)
+    }
+}
+
+fn server_under(cluster: &Cluster, knows: &Arc<Knows>) -> Endpoint {
+    let credentials = cluster.credentials(Door::Client, &node(1));
+    let options = Options::client();
+    Endpoint::server_under(loopback(), Door::Client, name("prod"), &credentials, options, knows.clone())
+        .unwrap()
+}
+
+#[tokio::test]
+async fn dates_are_judged_by_the_clusters_calendar_to_the_second_once_it_is_known() {
+    let cluster = Cluster::new();
+    let prod = name("prod");
+    let fresh = || cluster.dialer(Door::Client, &user("ann"));
+    let dated = |from: i64, until: i64| {
+        let issued = cluster.clients.issue_between(&user("ann"), hours_from_now(from), hours_from_now(until));
+        let shown = credentials(&cluster.clients, issued.unwrap());
+        Endpoint::client(Door::Client, &shown, Options::client()).unwrap()
+    };
+    // What the node takes for the time, in hours from now; who comes; what it is told, if anything.
+    let own = |hours: i64| Now::Own(hours_from_now(hours));
+    let known = |hours: i64| Now::Cluster(hours_from_now(hours));
+    let disputed =
+        |cluster: i64, own: i64| Now::Disputed { cluster: hours_from_now(cluster), own: hours_from_now(own) };
+    let rows: [(Now, Endpoint, Option<&str>); 14] = [
+        // Made a moment ago, on a host that is right.
+        (own(10), fresh(), None),
+        (own(-10), fresh(), None),
+        (known(10), fresh(), None),
+        (known(-10), fresh(), None),
+        (known(-47), fresh(), None),
+        // Out of date by less than 48 h: its own clock may be wrong, the cluster's is not.
+        (own(0), dated(-100, -1), None),
+        (known(0), dated(-100, -1), Some("expired at")),
+        (known(0), dated(1, 100), Some("not valid before")),
+        (own(-50), dated(0, 100), Some("not valid before")),
+        (known(-50), fresh(), Some("not valid before")),
+        // Years apart: whichever of the two is right, nobody is cut off for it; good by neither is not good.
+        (disputed(50_000, 0), fresh(), None),
+        (disputed(0, -50_000), fresh(), None),
+        (disputed(50_000, 0), dated(-100, -1), Some("expired at")),
+        (disputed(0, -50_000), dated(-100, -1), Some("expired at")),
+    ];
+    for (nth, (now, dialer, told)) in rows.into_iter().enumerate() {
+        let knows = Knows::new(now);
+        let listener = server_under(&cluster, &knows);
+        let dial = within(dialer.connect(listener.local_addr(), &prod, None)).await;
+        let (Now::Own(time) | Now::Cluster(time) | Now::Disputed { cluster: time, .. }) = now;
+        match (dial, told) {
+            (Ok(_), None) => {}
+            (Err(error), Some(told)) => {
+                let text = error.to_string();
+                let both = text.contains(told) && text.contains(&time.to_string()[..13]);
+                assert!(both && text.contains("check the clock"), "row {nth}: {text}");
+            }
+            (dial, told) => panic!("row {nth}: {dial:?}, and not {told:?}"),
+        }
+    }
+}
+
+#[test]
+fn two_calendars_are_disputed_only_when_they_are_far_apart() {
+    let at = hours_from_now;
+    let (near, far, own) = (at(47), at(-49), at(0));
+    assert_eq!(Now::of(None, own), Now::Own(own));
+    assert_eq!(Now::of(Some(near), own), Now::Cluster(near));
+    assert_eq!(Now::of(Some(far), own), Now::Disputed { cluster: far, own });
+}
+
+#[tokio::test]
+async fn a_revoked_certificate_is_refused_whatever_its_dates_and_others_are_not() {
+    let cluster = Cluster::new();
+    let prod = name("prod");
+    let knows = Knows::new(Now::Cluster(hours_from_now(0)));
+    let listener = server_under(&cluster, &knows);
+    let shown = cluster.credentials(Door::Client, &user("ann"));
+    let dialer = Endpoint::client(Door::Client, &shown, Options::client()).unwrap();
+    let addr = listener.local_addr();
+    let connect = || within(dialer.connect(addr, &prod, None));
+
+    let (accepted, dialled) = within(async { tokio::join!(listener.accept(), connect()) }).await;
+    let (accepted, dialled) = (accepted.unwrap(), dialled.unwrap());
+    let fingerprint = describe(&shown.cert_pem).unwrap().fingerprint;
+    assert_eq!(accepted.certificate().unwrap().fingerprint, fingerprint);
+    assert_eq!(dialled.certificate().unwrap().identity, node(1));
+    // A connection that stands is closed by whoever watches over it, with the reason.
+    accepted.refuse("the certificate was revoked");
+    let error = within(dialled.closed()).await;
+    assert!(error.to_string().contains("the certificate was revoked"), "{error}");
+
+    knows.revoked.lock().unwrap().push(fingerprint);
+    let error = connect().await.unwrap_err();
+    assert!(matches!(error, Error::Revoked { .. }) && error.is_refusal(), "{error:?}");
+    assert!(error.to_string().contains("revoked: have a new one issued"), "{error}");
+
+    let again = cluster.dialer(Door::Client, &user("ann"));
+    within(again.connect(addr, &prod, None)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_revoked_node_is_not_dialled_by_those_who_know() {
+    let cluster = Cluster::new();
+    let prod = name("prod");
+    let listener = cluster.server(Door::Peer, 1);
+    let knows = Knows::new(Now::Cluster(hours_from_now(0)));
+    let credentials = cluster.credentials(Door::Peer, &node(2));
+    let options = options(Door::Peer);
+    let dialer =
+        Endpoint::server_under(loopback(), Door::Peer, prod.clone(), &credentials, options, knows.clone())
+            .unwrap();
+    let connect = || within(dialer.connect(listener.local_addr(), &prod, Some(NodeId(1))));
+    let fingerprint = connect().await.unwrap().certificate().unwrap().fingerprint;
+    knows.revoked.lock().unwrap().push(fingerprint);
+    let error = connect().await.unwrap_err();
+    assert!(error.to_string().contains("the node's certificate was revoked"), "{error}");
+}
+
+#[tokio::test]
+async fn a_renewed_certificate_is_shown_from_then_on_at_both_ends() {
+    let cluster = Cluster::new();
+    let prod = name("prod");
+    let [one, two] = [1, 2].map(|id| cluster.server(Door::Peer, id));
+    let meet = async || {
+        let dial = one.connect(two.local_addr(), &prod, Some(NodeId(2)));
+        let (accepted, dialled) = within(async { tokio::join!(two.accept(), dial) }).await;
+        let (accepted, dialled) = (accepted.unwrap(), dialled.unwrap());
+        let serials = [&accepted, &dialled].map(|side| side.certificate().unwrap().serial.clone());
+        ((accepted, dialled), serials)
+    };
+    let (standing, before) = meet().await;
+    let new = [(&one, 1), (&two, 2)].map(|(endpoint, id)| {
+        let credentials = cluster.credentials(Door::Peer, &node(id));
+        endpoint.renew(&credentials).unwrap();
+        describe(&credentials.cert_pem).unwrap().serial
+    });
+    let (_new, after) = meet().await;
+    assert_eq!(after, new);
+    assert!(before.iter().all(|serial| !after.contains(serial)));
+    assert!(!standing.0.is_closed() && !standing.1.is_closed(), "what stands goes on");
+
+    let error = one.renew(&cluster.credentials(Door::Peer, &node(3))).unwrap_err();
+    assert!(
+        error.to_string().contains("it is reach://prod/node/n3's, and this is reach://prod/node/n1"),
+        "{error}"
+    );
+    assert_eq!(meet().await.1, new, "the one before goes on");
+}
+
+#[tokio::test]
+async fn an_authority_knows_what_it_signed() {
+    let cluster = Cluster::new();
+    let issued = cluster.clients.issue(&user("ann"), HOUR).unwrap();
+    let old =
+        cluster.clients.issue_between(&user("ann"), hours_from_now(-900), hours_from_now(-800)).unwrap();
+    for cert in [&issued.cert_pem, &old.cert_pem] {
+        assert!(cluster.clients.signed(cert).unwrap());
+        assert!(!cluster.peers.signed(cert).unwrap());
+        assert!(!Cluster::new().clients.signed(cert).unwrap());
+    }
+    assert!(cluster.clients.signed("nonsense").is_err());
 }

@@ -134,7 +134,7 @@ impl Node {
                     ClientFrame::Beat { seq, .. } => {
                         beaten.send_modify(|beats| *beats += 1);
                         if !deaf.load(Ordering::Relaxed) {
-                            let _ = tx.send(codec::encode(&NodeFrame::Beaten { seq }));
+                            let _ = tx.send(codec::encode(&NodeFrame::Beaten { seq, calendar_ms: None }));
                         }
                     }
                     frame => {

@@ -6,8 +6,9 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use reach_machine::{MemoryRows, Outcome, Position, Rows, Write, apply};
 use reach_protocol::{
-    AgentState, Code, Command, Envelope, ErrorReply, EventType, Fact, Json, MessageState, MsgId, Reply,
-    Rules, StateReason, Target, TraceId, Warning,
+    AgentState, Code, Command, Envelope, ErrorReply, EventType, Fact, Fingerprint, Json, MessageState, MsgId,
+    Reply, Revocation, Revoked, Rules, StateReason, Target, TraceId, Warning,
+    certificate::{REVOCATIONS_FEW, REVOCATIONS_MAX},
     codec::Encoded,
     command::{Decision, ExpiryPause, FailReason},
     id::Name,
@@ -106,6 +107,9 @@ impl Script {
                 writeln!(out, "  slot {run} {msg_id}#{} since={}", slot.attempt, slot.since_ms).unwrap();
             }
         }
+        for record in live.revocations.values() {
+            writeln!(out, "  {}", revocation_text(record)).unwrap();
+        }
         for record in self.rows.messages() {
             writeln!(out, "  {}", message_text(&record)).unwrap();
         }
@@ -174,6 +178,19 @@ fn command(words: &Words<'_>, rows: &MemoryRows) -> Command {
                     .map_or_else(|| reach_protocol::Principal::Agent(agent_id(agent)), principal),
             }
         }
+        "revoke" => Command::Revoke {
+            revoked: match words.word(0).split_once(':').unwrap() {
+                ("cert", text) => Revoked::Certificate(Fingerprint::of(text.as_bytes())),
+                ("serial", text) => Revoked::Serial(text.parse().unwrap()),
+                (kind, name) => Revoked::Identity {
+                    principal: principal(&format!("{kind}:{name}")),
+                    made_until_s: words.named_number("until").unwrap(),
+                },
+            },
+            whose: words.named("whose").map(principal),
+            ends_s: words.named_number("ends"),
+            author: principal(words.named("by").unwrap_or("user:op")),
+        },
         "remove" => {
             let (agent, run) = match words.word(0).split_once('/') {
                 Some((agent, run)) => (agent, Some(instance(run))),
@@ -403,6 +420,7 @@ fn reply_text(reply: &Reply) -> String {
         ),
         Reply::Message(record) => message_text(record),
         Reply::Rules(record) => format!("rules revision={}", record.revision),
+        Reply::Revoked(record) => revocation_text(record),
         Reply::Refused(error) => {
             let mut text = format!("REFUSED {error}");
             let about = |id: &Option<MsgId>| id.as_ref().map_or("-".into(), MsgId::to_string);
@@ -443,7 +461,19 @@ fn fact_text(fact: &Fact) -> String {
         Fact::TimedOut(record) => format!("timed_out {}", record.msg_id),
         Fact::Freed { agent_id, msg_id, attempt } => format!("freed {agent_id} {msg_id}#{attempt}"),
         Fact::RulesChanged(record) => format!("rules_changed {}", record.revision),
+        Fact::Revoked(record) => format!("revoked {}", record.revoked),
     }
+}
+
+fn revocation_text(record: &Revocation) -> String {
+    let whose = record.whose.as_ref().map_or(String::new(), |whose| format!(" of {whose}"));
+    format!(
+        "revoked {}{whose} by {} at {} kept until {}",
+        record.revoked,
+        record.author,
+        record.at.wall_ms,
+        record.keep_until_ms()
+    )
 }
 
 /// The writes that neither the reply nor `show` tells of.
@@ -483,4 +513,31 @@ fn events_and_rows_never_show_content() {
     assert_eq!(script.rows.result(&msg_id("m1")), Some(&build::payload()));
     let envelope = script.rows.envelope(&msg_id("m1")).unwrap().decode("envelope").unwrap();
     assert_eq!(envelope.payload, Some(build::payload()));
+}
+
+#[test]
+fn many_revocations_go_when_what_they_revoke_has_ended_and_the_list_has_an_end() {
+    let mut script = Script::default();
+    script.line("init operators=op");
+    let revoke = |script: &mut Script, line: String| {
+        let said = script.line(&line);
+        (said, script.rows.live().revocations.len())
+    };
+    // Half of them end at once, half never soon.
+    for nth in 0..REVOCATIONS_FEW {
+        let ends = if nth % 2 == 0 { 0 } else { 1_000_000_000 };
+        revoke(&mut script, format!("revoke cert:{nth} ends={ends}"));
+    }
+    assert_eq!(script.rows.live().revocations.len(), REVOCATIONS_FEW);
+    script.line("at 172800001");
+    let (_, left) = revoke(&mut script, "revoke cert:last ends=1000000000".into());
+    assert_eq!(left, REVOCATIONS_FEW / 2 + 1);
+
+    for nth in left..REVOCATIONS_MAX {
+        revoke(&mut script, format!("revoke cert:more{nth} ends=1000000000"));
+    }
+    let (said, left) = revoke(&mut script, "revoke cert:one_too_many".into());
+    assert!(said.contains("REFUSED too_large") && left == REVOCATIONS_MAX, "{said}");
+    let (said, _) = revoke(&mut script, "revoke cert:last".into());
+    assert!(said.contains("revoked sha256:"), "a repeat has its first answer: {said}");
 }

@@ -182,12 +182,43 @@ pub struct ClusterNew {
 pub enum CertsCommand {
     /// Issue a certificate. Needs the key of the client CA, in the admin folder.
     Issue(CertsIssue),
-    /// List the certificates of a folder, with their dates.
+    /// List the certificates of a folder, with their dates, and the cluster's revoked ones.
     Ls {
         /// Default: the current context's folder.
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
+    /// Issue certificates of a folder again: the same identities, new keys and dates.
+    Renew(CertsRenew),
+    /// Refuse certificates from now on: within a second on every node, on live connections too. For
+    /// operators.
+    Revoke {
+        /// A certificate's file, its fingerprint or its serial number as `certs ls` shows them, or an
+        /// identity: agent/ID, user/NAME, host/NAME or node/ID, which means every certificate of it that was
+        /// made until now by this host's clock.
+        what: String,
+    },
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct CertsRenew {
+    /// Certificates to renew whenever they end. Their keys stand beside them, NAME.pem and NAME.key. Default: those
+    /// of the folder that end within 30 days.
+    #[arg(value_name = "FILE", conflicts_with_all = ["dir", "all"])]
+    pub files: Vec<PathBuf>,
+    /// A folder with certificates: a context, a node's folder, or the one that `cluster new` made. Default:
+    /// the current context's.
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// Every certificate of the folder, whenever it ends.
+    #[arg(long)]
+    pub all: bool,
+    /// The folder with the keys of the CAs. Default: the folder itself, or admin in it, or the current context's.
+    #[arg(long, value_name = "DIR")]
+    pub admin: Option<PathBuf>,
+    /// How long the new ones are valid. Default: as long as the one before was.
+    #[arg(long, value_name = "TIME", value_parser = values::duration)]
+    pub lifetime: Option<Duration>,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -426,6 +457,10 @@ mod tests {
             "certs issue --client NAME --admin D --out E --lifetime 30d",
             "certs issue --operator NAME",
             "certs ls",
+            "certs renew",
+            "certs renew a.pem b.pem --lifetime 90d",
+            "certs renew --dir D --all --admin A",
+            "certs revoke agent/x",
             "agents run --capability text.count=2 --capability x --id ID -- ./count.sh --fast",
             "agents register F",
             "agents ls --state ready --capability t --metadata k=v",
@@ -458,6 +493,8 @@ mod tests {
             "node",
             "certs issue",
             "certs issue --agent a --client b",
+            "certs revoke",
+            "certs renew a.pem --all",
             "agents run --capability x",
             "agents run -- cmd",
             "agents expire",

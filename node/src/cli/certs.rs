@@ -13,19 +13,19 @@ use reach_config::{
     context::{CONTEXT_FILE, ContextFile, make_private_dir, write_private},
     layout::{CLIENT_CA, CLIENT_CA_KEY, CLIENT_CERT, CLIENT_KEY, shell_word},
 };
-use reach_protocol::{AgentId, Principal, id::Name};
+use reach_protocol::{AgentId, Principal, Revocation, Revoked, certificate::LIFETIME_MAX_S, id::Name};
 use reach_transport::{Authority, CertificateInfo, Identity, Issued, describe, describe_authority};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Failure, args::CertsIssue};
-use crate::show::Shown;
+use crate::show::{self, Shown};
 
 /// How long an agent's certificate is valid that was issued on first use.
 const FIRST_USE_LIFETIME: Duration = Duration::from_secs(365 * 86_400);
 /// The longest that can be asked for: the authority's own certificate ends then.
-const LIFETIME_MAX: Duration = Duration::from_secs(10 * 365 * 86_400);
-/// From this long before its end a certificate's end is pointed out.
-const SOON: Duration = Duration::from_secs(30 * 86_400);
+pub const LIFETIME_MAX: Duration = Duration::from_secs(LIFETIME_MAX_S);
+/// From this long before its end a certificate's end is pointed out, and it is due to be renewed.
+pub const SOON: Duration = Duration::from_secs(30 * 86_400);
 
 /// Signs a new certificate and writes it, and its key (0600), replacing what is there. Makes the
 /// folders.
@@ -70,8 +70,11 @@ pub fn for_agent(context: &Context, agent_id: &AgentId) -> Result<TlsFiles, Fail
         return Ok(own);
     }
     let files = context.agent_credentials(agent_id);
+    // Where it can be renewed, that is done before it ends.
+    let early = context.client_ca_key().map_or(Duration::ZERO, |_| SOON);
     let is_good = |files: &TlsFiles| {
-        certificate(&files.cert).is_some_and(|info| info.not_after > Timestamp::now()) && files.key.exists()
+        certificate(&files.cert).is_some_and(|info| info.not_after > Timestamp::now() + early)
+            && files.key.exists()
     };
     if is_good(&files) {
         return Ok(files);
@@ -178,13 +181,23 @@ pub fn issue(args: &CertsIssue, contexts: &Contexts, choice: Option<&str>) -> Re
     }
     let json = json!({
         "identity": identity.to_string(), "certificate": files.cert, "key": files.key,
-        "not_after": date(issued.not_after), "serial": issued.serial, "context_dir": handed_over,
+        "not_after": date(issued.not_after), "serial": issued.serial,
+        "fingerprint": issued.fingerprint.to_string(), "context_dir": handed_over,
     });
     Ok(Shown { json, notes, ..Shown::default() })
 }
 
-/// `certs ls`: every certificate in `dir`, and in its folders `agents` and `users`.
-pub fn ls(dir: Option<&Path>, contexts: &Contexts, choice: Option<&str>) -> Result<Shown, Failure> {
+/// What the cluster has revoked, or why that is not known here.
+pub type Known = Result<(Name, Vec<Revocation>), String>;
+
+/// `certs ls`: every certificate in `dir`, and in its folders `agents` and `users`; and the revoked
+/// ones, here or elsewhere.
+pub fn ls(
+    dir: Option<&Path>,
+    contexts: &Contexts,
+    choice: Option<&str>,
+    known: &Known,
+) -> Result<Shown, Failure> {
     let dir = match dir {
         Some(dir) => dir.to_path_buf(),
         None => contexts.current(choice)?.dir,
@@ -195,11 +208,12 @@ pub fn ls(dir: Option<&Path>, contexts: &Contexts, choice: Option<&str>) -> Resu
     paths.sort();
     let now = Timestamp::now();
     let (mut items, mut rows, mut notes) = (Vec::new(), Vec::new(), Vec::new());
+    let mut elsewhere = known.as_ref().map_or(Vec::new(), |(_, all)| all.iter().collect());
     for path in paths {
         let name = path.strip_prefix(&dir).unwrap_or(&path).display().to_string();
         let text = fs::read_to_string(&path).unwrap_or_default();
-        let (identity, from, until, serial) = match (describe(&text), describe_authority(&text)) {
-            (Ok(info), _) => (Some(info.identity.to_string()), info.not_before, info.not_after, info.serial),
+        let (own, from, until, serial) = match (describe(&text), describe_authority(&text)) {
+            (Ok(info), _) => (Some(info.clone()), info.not_before, info.not_after, info.serial),
             // It signs identities and has none.
             (_, Ok(info)) => (None, info.not_before, info.not_after, info.serial),
             _ => {
@@ -207,6 +221,7 @@ pub fn ls(dir: Option<&Path>, contexts: &Contexts, choice: Option<&str>) -> Resu
                 rows.push(vec![
                     name,
                     "not one of our certificates".into(),
+                    "-".into(),
                     "-".into(),
                     "-".into(),
                     "-".into(),
@@ -218,10 +233,17 @@ pub fn ls(dir: Option<&Path>, contexts: &Contexts, choice: Option<&str>) -> Resu
             "file": name, "not_before": date(from), "not_after": date(until), "serial": serial,
             "expired": until <= now,
         });
-        let again = match &identity {
-            Some(identity) => {
-                item["identity"] = identity.as_str().into();
-                "issue a new one with `agent-reach certs issue`"
+        let mut revoked = None;
+        let again = match &own {
+            Some(own) => {
+                item["identity"] = own.identity.to_string().into();
+                item["fingerprint"] = own.fingerprint.to_string().into();
+                revoked = revocation(known, own);
+                if let Some(revocation) = revoked {
+                    item["revoked"] = revocation_json(revocation);
+                    elsewhere.retain(|other| other.revoked != revocation.revoked);
+                }
+                "`agent-reach certs renew` issues it again"
             }
             None => {
                 item["authority"] = true.into();
@@ -229,20 +251,75 @@ pub fn ls(dir: Option<&Path>, contexts: &Contexts, choice: Option<&str>) -> Resu
             }
         };
         items.push(item);
-        if until <= now {
+        if revoked.is_some() {
+            notes.push(format!("{name} is revoked: no node accepts it"));
+        } else if until <= now {
             notes.push(format!("{name} has expired: {again}"));
         } else if until <= now + SOON {
             notes.push(format!("{name} ends soon, on {}: {again}", date(until)));
         }
-        let whose = identity.unwrap_or("certificate authority".into());
-        rows.push(vec![name, whose, date(from), date(until), serial]);
+        let shown = match (&own, known) {
+            (None, _) => "-".into(),
+            (Some(_), Err(_)) => "unknown".into(),
+            (Some(_), Ok(_)) => revoked.map_or("-".into(), |revocation| show::time(revocation.at.wall_ms)),
+        };
+        let whose = own.map_or("certificate authority".into(), |own| own.identity.to_string());
+        rows.push(vec![name, whose, date(from), date(until), serial.to_string(), shown]);
     }
-    let head = vec!["FILE", "IDENTITY", "FROM", "UNTIL", "SERIAL"];
-    Ok(Shown { json: json!({ "dir": dir, "items": items }), head, rows, notes })
+    for revocation in elsewhere {
+        let whose = match (&revocation.revoked, &revocation.whose) {
+            (Revoked::Identity { principal, made_until_s }, _) => {
+                format!("{principal}, made until {}", second(*made_until_s))
+            }
+            (_, Some(whose)) => whose.to_string(),
+            (_, None) => "-".into(),
+        };
+        let until = revocation.ends_s.map_or("-".into(), second);
+        let serial = match &revocation.revoked {
+            Revoked::Identity { .. } => "-".into(),
+            other => other.to_string(),
+        };
+        let at = show::time(revocation.at.wall_ms);
+        rows.push(vec!["(not here)".into(), whose, "-".into(), until, serial, at]);
+    }
+    let mut json = json!({ "dir": dir, "items": items });
+    match known {
+        Ok((_, all)) => json["revoked"] = all.iter().map(revocation_json).collect(),
+        Err(why) => notes.push(format!("which are revoked is not known: {why}")),
+    }
+    let head = vec!["FILE", "IDENTITY", "FROM", "UNTIL", "SERIAL", "REVOKED"];
+    Ok(Shown { json, head, rows, notes })
+}
+
+/// What revokes it, of its own cluster's list.
+fn revocation<'a>(known: &'a Known, own: &CertificateInfo) -> Option<&'a Revocation> {
+    let (_, all) = known.as_ref().ok().filter(|(cluster, _)| *cluster == own.identity.cluster)?;
+    all.iter().find(|revocation| match &revocation.revoked {
+        Revoked::Certificate(fingerprint) => *fingerprint == own.fingerprint,
+        Revoked::Serial(serial) => *serial == own.serial,
+        Revoked::Identity { principal, made_until_s } => {
+            *principal == own.identity.principal && own.made_s() <= *made_until_s
+        }
+    })
+}
+
+pub fn revocation_json(revocation: &Revocation) -> Value {
+    json!({
+        "revoked": revocation.revoked.to_string(),
+        "whose": revocation.whose.as_ref().map(ToString::to_string),
+        "ends": revocation.ends_s.map(second),
+        "author": revocation.author.to_string(),
+        "at": show::time(revocation.at.wall_ms),
+    })
+}
+
+/// A time in seconds since 1970.
+pub fn second(at_s: u64) -> String {
+    i64::try_from(at_s).ok().and_then(|at| Timestamp::from_second(at).ok()).map_or("-".into(), date)
 }
 
 /// `.pem` files, down to `users/NAME/`; a cluster's folder is three levels as well.
-fn collect(dir: &Path, depth: usize, paths: &mut Vec<PathBuf>) -> std::io::Result<()> {
+pub fn collect(dir: &Path, depth: usize, paths: &mut Vec<PathBuf>) -> std::io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
         if path.is_dir() {
@@ -261,7 +338,7 @@ fn certificate(path: &Path) -> Option<CertificateInfo> {
     describe(&fs::read_to_string(path).ok()?).ok()
 }
 
-fn date(at: Timestamp) -> String {
+pub fn date(at: Timestamp) -> String {
     format!("{at:.0}")
 }
 
@@ -274,6 +351,6 @@ fn context_name(agent_id: &AgentId) -> String {
     agent_id.trim_start_matches('.').to_string()
 }
 
-fn admin_name() -> Name {
+pub fn admin_name() -> Name {
     Name::parse("admin").expect("a constant that is a name")
 }

@@ -3,6 +3,8 @@
 
 pub mod args;
 pub mod certs;
+pub mod certs_renew;
+pub mod certs_revoke;
 pub mod cluster_new;
 pub mod context;
 pub mod failure;

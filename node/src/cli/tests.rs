@@ -8,26 +8,27 @@ use std::{
 
 use clap::Parser;
 use reach_config::{Contexts, NodeConfig, layout::ADMIN_DIR};
-use reach_protocol::{AgentId, Principal};
+use reach_protocol::{AgentId, Principal, Revocation, Revoked, Stamp};
 use reach_transport::{Credentials, describe};
 
 use super::{
     Failure,
     args::{Args, CertsCommand, ClusterCommand, Command},
-    certs, cluster_new, context,
+    certs, certs_renew, certs_revoke, cluster_new, context,
 };
 use crate::show::Shown;
 
 struct Desk {
     dir: tempfile::TempDir,
     contexts: Contexts,
+    known: certs::Known,
 }
 
 impl Desk {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let contexts = Contexts::open(dir.path().join("home"));
-        Self { dir, contexts }
+        Self { dir, contexts, known: Err("no node runs".into()) }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -42,7 +43,10 @@ impl Desk {
         match &args.command {
             Command::Cluster(ClusterCommand::New(args)) => cluster_new::run(args),
             Command::Certs(CertsCommand::Issue(args)) => certs::issue(args, &self.contexts, choice),
-            Command::Certs(CertsCommand::Ls { dir }) => certs::ls(dir.as_deref(), &self.contexts, choice),
+            Command::Certs(CertsCommand::Ls { dir }) => {
+                certs::ls(dir.as_deref(), &self.contexts, choice, &self.known)
+            }
+            Command::Certs(CertsCommand::Renew(args)) => certs_renew::run(args, &self.contexts, choice),
             Command::Context(command) => context::run(command, &self.contexts),
             _ => panic!("not an offline command: {line}"),
         }
@@ -151,7 +155,9 @@ fn an_issued_certificate_names_its_identity_and_can_be_handed_over() {
     assert_eq!(list.rows[1][1], "certificate authority");
     assert_eq!(list.rows[1][3], authority["not_after"].as_str().unwrap());
     let notes = desk.run("certs ls").unwrap().notes;
-    assert!(notes.len() == 1 && notes[0].starts_with("client.pem ends soon"), "{notes:?}");
+    assert!(notes.len() == 2 && notes[0].starts_with("client.pem ends soon"), "{notes:?}");
+    assert_eq!(notes[1], "which are revoked is not known: no node runs");
+    assert_eq!(list.rows[0][5], "unknown");
 
     let error = desk.run("certs issue --agent a").unwrap_err();
     assert!(error.to_string().contains("holds no client-ca.key") && error.exit == 2, "{error}");
@@ -202,4 +208,118 @@ fn a_broken_context_does_not_hide_the_others() {
     assert_eq!(list.rows[0][..4], ["*", "one", "shop", "user/admin"]);
     assert!(list.rows[1][4].contains("line 1"), "{:?}", list.rows[1]);
     assert_eq!(desk.run("context use three").unwrap_err().exit, 2);
+}
+
+#[test]
+fn a_renewed_certificate_is_the_same_identity_with_a_new_key_and_end() {
+    let desk = Desk::with_cluster();
+    desk.run("certs issue --agent counter --admin DIR/shop/admin --lifetime 20d").unwrap();
+    let read = |name: &str| {
+        let (cert, key) = (desk.path(name), desk.path(name).with_extension("key"));
+        (describe(&fs::read_to_string(cert).unwrap()).unwrap(), fs::read(key).unwrap())
+    };
+    let names = ["shop/n1/peer.pem", "shop/n1/client.pem", "shop/admin/admin.pem"];
+    let agent = "shop/admin/agents/counter.pem";
+    let before: Vec<_> = names.iter().map(|name| read(name)).collect();
+    let agent_before = read(agent);
+
+    // Only what ends within 30 days, unless more is asked for.
+    let shown = desk.run("certs renew --dir DIR/shop").unwrap();
+    assert_eq!(shown.rows.len(), 1, "{:?}", shown.rows);
+    let agent_after = read(agent);
+    assert_eq!(agent_after.0.identity, agent_before.0.identity);
+    assert!(agent_after.0.serial != agent_before.0.serial && agent_after.1 != agent_before.1);
+    let days = agent_after.0.not_after.duration_since(agent_after.0.not_before).as_hours() / 24;
+    assert_eq!(days, 22, "as long as before: 20 days, and 48 hours early");
+    assert_eq!(shown.rows[0][4], agent_before.0.serial.to_string());
+
+    let shown = desk.run("certs renew --dir DIR/shop --all --lifetime 90d").unwrap();
+    assert_eq!(shown.rows.len(), 8, "two a node, the administrator's and the agent's: {:?}", shown.rows);
+    for (name, before) in names.iter().zip(&before) {
+        let after = read(name);
+        assert_eq!(after.0.identity, before.0.identity);
+        assert!(after.0.serial != before.0.serial && after.0.not_after < before.0.not_after, "{name}");
+        assert_eq!(mode(&desk.path(name).with_extension("key")), 0o600);
+    }
+    for node in ["n1", "n2", "n3"] {
+        let config = NodeConfig::load(&desk.path("shop").join(node).join("node.toml")).unwrap();
+        for files in [&config.peer_tls, &config.client_tls] {
+            Credentials::load(&files.ca, &files.cert, &files.key).unwrap();
+        }
+    }
+    let text = shown.notes.join("\n");
+    assert!(text.contains("without a restart") && text.contains("n1/peer.pem"), "{text}");
+
+    // One file, with the keys elsewhere; and nothing is written when one of several can't be.
+    desk.run("certs renew DIR/shop/n2/peer.pem --admin DIR/shop/admin").unwrap();
+    let before = read("shop/n1/peer.pem");
+    fs::remove_file(desk.path("shop/admin/peer-ca.key")).unwrap();
+    let error = desk
+        .run("certs renew DIR/shop/n1/client.pem DIR/shop/n1/peer.pem --admin DIR/shop/admin")
+        .unwrap_err();
+    assert!(error.to_string().contains("whose key is not here") && error.exit == 2, "{error}");
+    assert_eq!(read("shop/n1/peer.pem"), before);
+}
+
+#[test]
+fn revoked_certificates_are_listed_here_and_elsewhere() {
+    let mut desk = Desk::with_cluster();
+    let [ann, bob] = ["ann", "bob"].map(|name| {
+        desk.run(&format!("certs issue --client {name} --admin DIR/shop/admin")).unwrap();
+        let file = desk.path("shop/admin/users").join(name).join("client.pem");
+        describe(&fs::read_to_string(file).unwrap()).unwrap()
+    });
+    let revocation = |revoked| Revocation {
+        revoked,
+        whose: None,
+        ends_s: None,
+        author: Principal::Loopback,
+        at: Stamp { cluster_ms: 0, wall_ms: 1_790_000_000_000 },
+    };
+    let principal = |of: &reach_transport::CertificateInfo| of.identity.principal.clone();
+    let all = vec![
+        revocation(Revoked::Certificate(ann.fingerprint)),
+        revocation(Revoked::Serial("0a1b".parse().unwrap())),
+        // Made before the certificate was, so that it is not meant.
+        revocation(Revoked::Identity { principal: principal(&bob), made_until_s: bob.made_s() - 1 }),
+    ];
+    desk.known = Ok(("shop".parse().unwrap(), all.clone()));
+    let shown = desk.run("certs ls --dir DIR/shop/admin").unwrap();
+    let row = |start: &str| shown.rows.iter().find(|row| row[0].starts_with(start)).unwrap();
+    assert_eq!(row("users/ann/client.pem")[5], "2026-09-21T14:13:20.000Z");
+    assert_eq!(row("users/bob/client.pem")[5], "-");
+    assert_eq!(row("client-ca.pem")[5], "-");
+    let elsewhere: Vec<_> = shown.rows.iter().filter(|row| row[0] == "(not here)").collect();
+    assert_eq!(elsewhere.len(), 2);
+    assert_eq!(elsewhere[0][4], "serial:0a1b");
+    assert!(elsewhere[1][1].starts_with("user/bob, made until 20"), "{elsewhere:?}");
+    assert_eq!(shown.json["revoked"].as_array().unwrap().len(), 3);
+    assert!(shown.notes.iter().any(|note| note.contains("ann/client.pem is revoked")), "{:?}", shown.notes);
+
+    let made_until_s = bob.made_s();
+    let all = vec![revocation(Revoked::Identity { principal: principal(&bob), made_until_s })];
+    desk.known = Ok(("shop".parse().unwrap(), all.clone()));
+    let shown = desk.run("certs ls --dir DIR/shop/admin").unwrap();
+    let is_revoked = |row: &&Vec<String>| row[0].starts_with("users/bob") && row[5] != "-";
+    assert!(shown.rows.iter().any(|row| is_revoked(&row)), "{:?}", shown.rows);
+    // Another cluster's list says nothing of these.
+    desk.known = Ok(("other".parse().unwrap(), all));
+    let shown = desk.run("certs ls --dir DIR/shop/admin").unwrap();
+    assert!(!shown.rows.iter().any(|row| is_revoked(&row)), "{:?}", shown.rows);
+}
+
+#[test]
+fn the_certificate_in_use_is_not_revoked_by_the_way() {
+    let desk = Desk::with_cluster();
+    desk.run("context add shop --from DIR/shop/admin").unwrap();
+    let context = desk.contexts.current(None).unwrap();
+    let own = describe(&fs::read_to_string(&context.cert).unwrap()).unwrap();
+    let file = context.cert.display().to_string();
+    let check = |what: &str| certs_revoke::target(what, &context.cluster).unwrap().must_not_be_own(&context);
+    for what in ["user/admin", &file, &own.serial, &own.fingerprint.to_string()] {
+        let error = check(what).unwrap_err();
+        assert!(error.to_string().contains("context shop uses") && error.exit == 2, "{what}: {error}");
+    }
+    check("user/ann").unwrap();
+    check(&desk.path("shop/n1/peer.pem").display().to_string()).unwrap();
 }

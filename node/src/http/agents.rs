@@ -3,7 +3,7 @@
 use axum::{
     body::Body,
     extract::Path,
-    http::{Request, Uri},
+    http::{HeaderMap, Request, Uri},
 };
 use reach_protocol::{
     AgentId, Code, Envelope, ErrorReply, InstanceId, Registration,
@@ -139,10 +139,21 @@ pub async fn heartbeat(
 ) -> Answered {
     let input::Nothing {} = input::query(request.uri())?;
     let agent_id: AgentId = input::id("agent_id", &agent_id)?;
+    let date_ms = input::date_ms(request.headers());
     let Heartbeat { instance_id, ready } = from_json(&input::json(request).await?)?;
     must_be_current(&shared, &agent_id, &instance_id).await?;
     shared.heartbeats.heard_over_http(&agent_id, &instance_id, shared.clock.mono_ms(), ready);
+    note_date(&shared, &agent_id, &instance_id, date_ms);
     agent(&shared, agent_id, true).await
+}
+
+/// What the sender's `Date` says of its calendar. It counts whole seconds: in the middle of its second
+/// a right clock is at most half a second off, which is nobody's fault.
+fn note_date(shared: &Shared, agent_id: &AgentId, instance: &InstanceId, date_ms: Option<u64>) {
+    if let (Some(date_ms), Some(calendar_ms)) = (date_ms, shared.clock.cluster_calendar_ms()) {
+        let offset_ms = (date_ms + 500) as i64 - calendar_ms as i64;
+        shared.heartbeats.off_by(agent_id, instance, offset_ms);
+    }
 }
 
 /// A node that lags may not know the newest run yet: it asks the leader before it says no.
@@ -174,7 +185,12 @@ fn one() -> usize {
 
 /// The dispatch stream of an agent without an SDK. A task that was fetched and not `received` is
 /// given again after 5 s, and to another agent after 10 s.
-pub async fn inbox(axum::extract::State(shared): State, Path(agent_id): Path<String>, uri: Uri) -> Answered {
+pub async fn inbox(
+    axum::extract::State(shared): State,
+    Path(agent_id): Path<String>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Answered {
     let agent_id: AgentId = input::id("agent_id", &agent_id)?;
     let Inbox { instance, wait, max } = input::query(&uri)?;
     if !(1..=TASKS_MAX).contains(&max) {
@@ -185,6 +201,7 @@ pub async fn inbox(axum::extract::State(shared): State, Path(agent_id): Path<Str
         return Err(ErrorReply::invalid("wait", message).into());
     }
     must_be_current(&shared, &agent_id, &instance).await?;
+    note_date(&shared, &agent_id, &instance, input::date_ms(&headers));
     let tasks = shared.delivery.poll(agent_id, instance, max, wait.0).await?;
     let items = tasks.into_iter().map(task).collect::<Result<Vec<_>, _>>()?;
     ok(&json!({ "items": items }))

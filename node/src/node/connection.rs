@@ -33,6 +33,7 @@ async fn serve(shared: Arc<Shared>, connection: Connection) {
     let (tx, mut rx) = connection.link();
     let line = Line { connection: connection.id(), tx };
     let principal = connection.identity().principal.clone();
+    let _standing = shared.certificates.watch(&connection);
     let reason = match tokio::time::timeout(HELLO_MAX, rx.recv()).await {
         Ok(Some(bytes)) => match codec::decode("client frame", &bytes) {
             Ok(ClientFrame::Hello { cluster }) if cluster == shared.cluster => None,
@@ -111,11 +112,17 @@ impl Client {
                         self.fence_if_stale(&run.agent_id, &run.instance);
                     }
                 }
-                self.line.send(&NodeFrame::Beaten { seq });
+                let calendar_ms = self.shared.clock.cluster_calendar_ms();
+                self.line.send(&NodeFrame::Beaten { seq, calendar_ms });
             }
             ClientFrame::Echo { runs, .. } => {
                 for run in runs.iter().filter(|run| self.principal.acts_for(&run.agent_id)) {
                     self.shared.heartbeats.echoed(&run.agent_id, &run.instance, now_ms);
+                }
+            }
+            ClientFrame::Offset { runs, offset_ms } => {
+                for run in runs.iter().filter(|run| self.principal.acts_for(&run.agent_id)) {
+                    self.shared.heartbeats.off_by(&run.agent_id, &run.instance, offset_ms);
                 }
             }
             ClientFrame::Request { id, timeout_ms, stale, request } => {

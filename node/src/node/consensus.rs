@@ -8,7 +8,7 @@ use reach_raft::Replica;
 use reach_transport::{Credentials, Door, Endpoint};
 use tokio::runtime::Runtime;
 
-use super::{Shared, Store, peers::Peers};
+use super::{Shared, Store, certificates::Certificates, peers::Peers};
 use crate::exit::Exit;
 
 /// Enough that one of them is free while another one decodes.
@@ -32,9 +32,16 @@ impl Consensus {
     }
 
     /// The door for the other nodes.
-    pub async fn bind(&self, at: SocketAddr, cluster: Name, tls: Credentials) -> Result<Endpoint, Exit> {
+    pub async fn bind(
+        &self,
+        at: SocketAddr,
+        cluster: Name,
+        tls: Credentials,
+        certificates: Arc<Certificates>,
+    ) -> Result<Endpoint, Exit> {
+        let options = reach_transport::Options::peer();
         let bind =
-            async move { Endpoint::server(at, Door::Peer, cluster, &tls, reach_transport::Options::peer()) };
+            async move { Endpoint::server_under(at, Door::Peer, cluster, &tls, options, certificates) };
         self.run(bind).await?.map_err(Exit::transport)
     }
 

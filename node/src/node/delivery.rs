@@ -302,7 +302,8 @@ impl Sessions {
             | Fact::Submitted(_)
             | Fact::Dispatched(_)
             | Fact::Freed { .. }
-            | Fact::RulesChanged(_) => {}
+            | Fact::RulesChanged(_)
+            | Fact::Revoked(_) => {}
         }
     }
 

@@ -33,6 +33,8 @@ pub const POLLS_FORGOTTEN_MS: u64 = 60_000;
 pub struct Heartbeats {
     held: Mutex<Holding>,
     ages: Mutex<Ages>,
+    /// What each node said last of its own calendar: when, and by how much it is off.
+    offsets: Mutex<BTreeMap<NodeId, (u64, i64)>>,
     /// The last thing each agent was seen to do with a task, since this node started.
     acts: Mutex<HashMap<AgentId, Act>>,
 }
@@ -47,11 +49,16 @@ struct Holding {
     gone: Vec<u32>,
 }
 
+/// A node's word on its own offset holds for so long: it comes every second.
+const OFFSET_HOLDS_MS: u64 = 5_000;
+
 #[derive(Debug)]
 struct Held {
     instance: InstanceId,
     level1_ms: u64,
     level2_ms: u64,
+    /// Its host's calendar minus the cluster's.
+    offset_ms: Option<i64>,
     /// Over HTTP: there is no connection whose end would tell that it is gone.
     polls: bool,
     number: u32,
@@ -71,6 +78,7 @@ impl Holding {
             instance: instance.clone(),
             level1_ms: 0,
             level2_ms: 0,
+            offset_ms: None,
             polls,
             number,
             named: false,
@@ -141,6 +149,34 @@ impl Heartbeats {
 
     pub fn link_lost(&self, now_ms: u64, link: LinkId) {
         self.ages().link_lost(now_ms, link);
+    }
+
+    /// What an agent held here, or its request, says of its host's calendar.
+    pub fn off_by(&self, agent_id: &AgentId, instance: &InstanceId, offset_ms: i64) {
+        if let Some(held) = self.held().run(agent_id, instance) {
+            held.heard = true;
+            held.offset_ms = Some(offset_ms);
+        }
+    }
+
+    pub fn node_off_by(&self, now_ms: u64, node: NodeId, offset_ms: i64) {
+        self.offsets().insert(node, (now_ms, offset_ms));
+    }
+
+    /// Of a node's calendar against the cluster's, as it said itself within the last seconds.
+    pub fn offset_of_node(&self, now_ms: u64, node: NodeId) -> Option<i64> {
+        let (said_ms, offset_ms) = *self.offsets().get(&node)?;
+        (now_ms < said_ms + OFFSET_HOLDS_MS).then_some(offset_ms)
+    }
+
+    /// Of an agent's calendar against the cluster's, as it was heard last; none while it is offline.
+    pub fn offset_of(&self, agent_id: &AgentId) -> Option<i64> {
+        self.ages().offset(agent_id)
+    }
+
+    /// Of every agent that is not offline, where it is known.
+    pub fn each_offset(&self, mut each: impl FnMut(&AgentId, i64)) {
+        self.ages().offsets().for_each(|(agent_id, offset_ms)| each(agent_id, offset_ms));
     }
 
     pub fn heard(&self, agent_id: &AgentId, now_ms: u64) -> Option<Heard> {
@@ -221,6 +257,7 @@ impl Heartbeats {
                 number: held.number,
                 level1_age_ms: age(held.level1_ms),
                 level2_age_ms: age(held.level2_ms),
+                offset_ms: held.offset_ms,
             };
             if with_whole {
                 whole.push(Some(named()), Some(age));
@@ -236,6 +273,10 @@ impl Heartbeats {
 
     fn held(&self) -> MutexGuard<'_, Holding> {
         self.held.lock().expect("no panic while it is held")
+    }
+
+    fn offsets(&self) -> MutexGuard<'_, BTreeMap<NodeId, (u64, i64)>> {
+        self.offsets.lock().expect("no panic while it is held")
     }
 
     fn ages(&self) -> MutexGuard<'_, Ages> {
@@ -288,6 +329,7 @@ pub async fn run(shared: Arc<Shared>) {
             },
             _ = every.tick() => {
                 tell(&shared, &mut told);
+                tell_calendar(&shared);
                 let leadership = *shared.replica.leadership().borrow();
                 if leadership.leading {
                     let stamp = shared.clock.stamp();
@@ -298,6 +340,33 @@ pub async fn run(shared: Arc<Shared>) {
                     shared.heartbeats.judge(now_ms, cluster_ms, &live, None);
                 }
             }
+        }
+    }
+}
+
+fn tell_calendar(shared: &Arc<Shared>) {
+    if let Some(offset_ms) = shared.clock.offset_ms() {
+        shared.heartbeats.node_off_by(shared.clock.mono_ms(), shared.node_id, offset_ms);
+        shared.peers.broadcast(&PeerFrame::Offset { offset_ms });
+    }
+    // Beside the next word: an answer may take its time.
+    let asking = shared.clone();
+    shared.clone().spawn(async move { asking.learn_calendar().await });
+}
+
+impl Shared {
+    /// The cluster's calendar is the leader's: this node's own stamps, or the leader's word, with half
+    /// the round trip between its answer and now.
+    pub async fn learn_calendar(&self) {
+        let leadership = *self.replica.leadership().borrow();
+        let asked_ms = self.clock.mono_ms();
+        let wall_ms = match leadership.leader {
+            _ if leadership.leading => Some(self.clock.stamp().wall_ms),
+            Some(leader) => self.peers.calendar(leader).await,
+            None => None,
+        };
+        if let Some(wall_ms) = wall_ms {
+            self.clock.calendar_told(wall_ms, asked_ms.midpoint(self.clock.mono_ms()));
         }
     }
 }

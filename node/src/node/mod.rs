@@ -1,6 +1,7 @@
 //! A running node: what its tasks share, and the list of the tasks.
 
 mod barrier;
+mod certificates;
 mod connection;
 mod consensus;
 mod delivery;
@@ -11,6 +12,7 @@ mod peers;
 mod problems;
 mod read;
 mod requests;
+mod skew;
 mod waiters;
 
 use std::{
@@ -32,6 +34,7 @@ use self::consensus::Consensus;
 use crate::{clock::Clock, exit::Exit, http, metrics::Metrics, telemetry};
 
 pub use requests::WAIT_MAX;
+pub use skew::{SKEW_MS, Skewed, Who, is_skewed};
 
 /// What the tasks of one node share. Cheap to clone as an `Arc`; every part locks for itself.
 #[derive(Debug)]
@@ -40,7 +43,8 @@ pub struct Shared {
     pub cluster: Name,
     pub data_dir: PathBuf,
     pub initial_members: BTreeMap<NodeId, Member>,
-    pub clock: Clock,
+    pub clock: Arc<Clock>,
+    pub certificates: Arc<certificates::Certificates>,
     pub replica: Replica,
     pub leader: leader::Handle,
     pub barrier: barrier::Handle,
@@ -72,7 +76,15 @@ impl Shared {
         }
     }
 
-    /// What this node says of itself.
+    /// What this node says of itself, its offset too where a leader can tell it.
+    pub async fn full_report(&self) -> NodeReport {
+        if self.clock.offset_ms().is_none() {
+            self.learn_calendar().await;
+        }
+        self.report()
+    }
+
+    /// The same, as far as it is known now.
     pub fn report(&self) -> NodeReport {
         let leadership = *self.replica.leadership().borrow();
         let applied = *self.replica.applied().borrow();
@@ -82,7 +94,7 @@ impl Shared {
             term: leadership.term,
             applied: applied.index,
             state_hash: applied.state_hash,
-            offset_ms: if leadership.leading { 0 } else { self.clock.offset_ms() },
+            offset_ms: self.clock.offset_ms(),
             sessions: self.delivery.sessions(),
             http_addr: self.http_addr.map(|addr| addr.to_string()),
         }
@@ -131,15 +143,19 @@ impl Node {
         let store = open_store(&config)?;
         check_identity(&config, fingerprint(&peer_tls.ca_pem), &*store.log, &*store.tables).await?;
 
+        let clock = Arc::new(Clock::default());
+        let certificates = certificates::Certificates::new(clock.clone(), store.tables.clone());
         let consensus = Consensus::new()?;
-        let peer_endpoint = consensus.bind(config.peer_listen, cluster.clone(), peer_tls).await?;
+        let at = config.peer_listen;
+        let peer_endpoint = consensus.bind(at, cluster.clone(), peer_tls, certificates.clone()).await?;
         let client_options = reach_transport::Options::client();
-        let client_endpoint = Endpoint::server(
+        let client_endpoint = Endpoint::server_under(
             config.client_listen,
             Door::Client,
             cluster.clone(),
             &client_tls,
             client_options,
+            certificates.clone(),
         )
         .map_err(Exit::transport)?;
 
@@ -155,10 +171,17 @@ impl Node {
 
         let stop = CancellationToken::new();
         let tracker = TaskTracker::new();
-        let peers = peers::Peers::new(node_id, cluster.clone(), peer_endpoint.clone(), &initial_members);
+        let peers = peers::Peers::new(
+            node_id,
+            cluster.clone(),
+            peer_endpoint.clone(),
+            certificates.clone(),
+            &initial_members,
+        );
         let snapshots = config.data_dir.join("snapshots");
         let raft_options = reach_raft::Options { fact_bytes, ..reach_raft::Options::new(snapshots) };
         let replica = consensus.replica(raft_options, node_id, &store, peers.clone()).await?;
+        clock.applied(replica.applied().borrow().stamp);
 
         let (leader, leader_inbox) = leader::Handle::new();
         let (barrier, barrier_queue) = barrier::Handle::new();
@@ -168,7 +191,8 @@ impl Node {
             cluster,
             data_dir: config.data_dir.clone(),
             initial_members,
-            clock: Clock::default(),
+            clock,
+            certificates,
             replica,
             leader,
             barrier,
@@ -188,7 +212,13 @@ impl Node {
         shared.clone().spawn(delivery::run(shared.clone(), delivery_inbox));
         shared.clone().spawn(waiters::run(shared.clone()));
         shared.clone().spawn(heartbeat::run(shared.clone()));
+        shared.clone().spawn(skew::run(shared.clone()));
         consensus.spawn(&shared, peers::run(shared.clone(), peer_endpoint.clone()));
+        let doors = vec![
+            certificates::Files::new(config.peer_tls, peer_endpoint.clone()),
+            certificates::Files::new(config.client_tls, client_endpoint.clone()),
+        ];
+        shared.clone().spawn(certificates::run(shared.clone(), doors));
         shared.clone().spawn(connection::run(shared.clone(), client_endpoint.clone()));
         if let Some(listener) = http_listener {
             shared.clone().spawn(http::run(shared.clone(), listener));

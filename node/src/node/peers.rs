@@ -19,7 +19,7 @@ use reach_raft::{Dial, DialError, Member};
 use reach_transport::{Connection, Duplex, Endpoint, LinkTx};
 use tokio::sync::oneshot;
 
-use super::{Shared, leader::Proposed};
+use super::{Shared, certificates::Certificates, leader::Proposed};
 
 /// The kind of a stream that carries Raft.
 const RAFT_STREAM: u8 = 1;
@@ -28,6 +28,8 @@ const REDIAL_AFTER: Duration = Duration::from_millis(200);
 const DIAL_MAX: Duration = Duration::from_secs(2);
 /// How long a node's own figures may take.
 const REPORT_MAX: Duration = Duration::from_millis(500);
+/// Half of it is the most by which an answer can be off. Below `REPORT_MAX`, which may wait for it.
+const CALENDAR_MAX: Duration = Duration::from_millis(300);
 
 #[derive(Clone, Debug)]
 pub struct Peers(Arc<Inner>);
@@ -37,6 +39,7 @@ struct Inner {
     node_id: NodeId,
     cluster: Name,
     endpoint: Endpoint,
+    certificates: Arc<Certificates>,
     links: Mutex<HashMap<NodeId, Outbound>>,
     /// What was asked and not yet answered, with the connection it went over.
     asked: Mutex<HashMap<u64, (u64, oneshot::Sender<PeerFrame>)>>,
@@ -55,6 +58,7 @@ impl Peers {
         node_id: NodeId,
         cluster: Name,
         endpoint: Endpoint,
+        certificates: Arc<Certificates>,
         members: &BTreeMap<NodeId, Member>,
     ) -> Self {
         let addresses = members.iter().map(|(id, member)| (*id, member.peer_addr.clone())).collect();
@@ -62,6 +66,7 @@ impl Peers {
             node_id,
             cluster,
             endpoint,
+            certificates,
             links: Mutex::default(),
             asked: Mutex::default(),
             next_id: AtomicU64::new(1),
@@ -92,6 +97,17 @@ impl Peers {
         let frame = PeerFrame::Report { id };
         match tokio::time::timeout(REPORT_MAX, self.ask(node, id, &frame)).await {
             Ok(Ok(PeerFrame::Reported { report, .. })) => Some(report),
+            _ => None,
+        }
+    }
+
+    /// The leader's calendar, in Unix milliseconds. None when it does not answer in time, or does not
+    /// lead.
+    pub async fn calendar(&self, leader: NodeId) -> Option<u64> {
+        let id = self.next_id();
+        let frame = PeerFrame::AskCalendar { id };
+        match tokio::time::timeout(CALENDAR_MAX, self.ask(leader, id, &frame)).await {
+            Ok(Ok(PeerFrame::Calendar { wall_ms, .. })) => wall_ms,
             _ => None,
         }
     }
@@ -151,6 +167,7 @@ impl Peers {
     }
 
     async fn read_answers(self, node: NodeId, connection: Connection, mut rx: reach_transport::LinkRx) {
+        let _standing = self.0.certificates.watch(&connection);
         while let Some(bytes) = rx.recv().await {
             let frame = match codec::decode::<PeerFrame>("peer frame", &bytes) {
                 Ok(frame) => frame,
@@ -163,7 +180,8 @@ impl Peers {
             let id = match &frame {
                 PeerFrame::Proposed { id, .. }
                 | PeerFrame::ReadAt { id, .. }
-                | PeerFrame::Reported { id, .. } => *id,
+                | PeerFrame::Reported { id, .. }
+                | PeerFrame::Calendar { id, .. } => *id,
                 _ => continue,
             };
             let asked = self.asked().remove(&id);
@@ -251,6 +269,7 @@ pub async fn run(shared: Arc<Shared>, endpoint: Endpoint) {
 
 async fn serve(shared: Arc<Shared>, connection: Connection) {
     let Principal::Node(node) = connection.identity().principal else { return };
+    let _standing = shared.certificates.watch(&connection);
     let (tx, mut rx) = connection.link();
     let streams = accept_raft(shared.clone(), connection.clone());
     let frames = async {
@@ -307,6 +326,9 @@ fn answer(shared: &Arc<Shared>, node: NodeId, tx: &LinkTx, frame: PeerFrame) {
             });
         }
         PeerFrame::Summary(_) => unreachable!("it is taken above"),
+        PeerFrame::Offset { offset_ms } => {
+            shared.heartbeats.node_off_by(shared.clock.mono_ms(), node, offset_ms)
+        }
         PeerFrame::Clock { term, stamp } => {
             let leadership = *shared.replica.leadership().borrow();
             if leadership.term == term && leadership.leader == Some(node) {
@@ -314,9 +336,21 @@ fn answer(shared: &Arc<Shared>, node: NodeId, tx: &LinkTx, frame: PeerFrame) {
             }
         }
         PeerFrame::Report { id } => {
-            let _ = tx.send(codec::encode(&PeerFrame::Reported { id, report: shared.report() }));
+            let (tx, asked) = (tx.clone(), shared.clone());
+            shared.clone().spawn(async move {
+                let report = asked.full_report().await;
+                let _ = tx.send(codec::encode(&PeerFrame::Reported { id, report }));
+            });
+        }
+        PeerFrame::AskCalendar { id } => {
+            let leading = shared.replica.leadership().borrow().leading;
+            let wall_ms = leading.then(|| shared.clock.stamp().wall_ms);
+            let _ = tx.send(codec::encode(&PeerFrame::Calendar { id, wall_ms }));
         }
         // Answers come over the link that we dialled.
-        PeerFrame::Proposed { .. } | PeerFrame::ReadAt { .. } | PeerFrame::Reported { .. } => {}
+        PeerFrame::Proposed { .. }
+        | PeerFrame::ReadAt { .. }
+        | PeerFrame::Reported { .. }
+        | PeerFrame::Calendar { .. } => {}
     }
 }

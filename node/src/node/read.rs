@@ -171,7 +171,8 @@ impl Shared {
         let heard = self.heartbeats.heard(record.agent_id(), now_ms);
         let last_act = self.heartbeats.last_act(record.agent_id());
         let ttl_ms = record.registration.ttl_ms(rule_ttl_ms);
-        AgentView { record: (**record).clone(), running, heard, ttl_ms, last_act }
+        let offset_ms = self.heartbeats.offset_of(record.agent_id());
+        AgentView { record: (**record).clone(), running, heard, ttl_ms, last_act, offset_ms }
     }
 
     /// An agent as a command's reply has it, which may be ahead of the tables here.
@@ -188,7 +189,7 @@ impl Shared {
         let members = self.members();
         let reports = members.keys().map(|node_id| async {
             match *node_id == self.node_id {
-                true => Some(self.report()),
+                true => Some(self.full_report().await),
                 false => self.peers.report(*node_id).await,
             }
         });
@@ -248,7 +249,7 @@ impl Shared {
     }
 }
 
-fn page(limit: u32) -> usize {
+pub fn page(limit: u32) -> usize {
     (limit as usize).clamp(1, PAGE_MAX)
 }
 

@@ -1,10 +1,11 @@
 //! What may be asked of a node, whichever door it came through: one match from requests to the work,
 //! with the identity's right to ask it.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::Bound, sync::Arc, time::Duration};
 
 use reach_protocol::{
-    AgentId, AgentState, Code, Command, ErrorReply, InstanceId, Name, Principal, Reply, Rules, StateReason,
+    AgentId, AgentState, Code, Command, ErrorReply, InstanceId, Name, Principal, Reply, Revoked, Rules,
+    StateReason,
     agent::AgentRecord,
     command::ExpiryPause,
     frame::{Answer, Request},
@@ -127,7 +128,48 @@ impl Shared {
                     _ => Ok(Answer::Rules(Box::new((*shared.rules()).clone()))),
                 }
             }
+            Request::Revoke { revoked, whose, ends_s } => {
+                let command = Command::Revoke { revoked, whose, ends_s, author: principal.clone() };
+                match shared.propose(command, deadline).await? {
+                    reach_protocol::Reply::Revoked(revocation) => Ok(Answer::Revoked(revocation)),
+                    _ => {
+                        Err(ErrorReply::new(Code::Internal, "a revocation was answered with something else"))
+                    }
+                }
+            }
+            Request::Revocations { limit, after } => {
+                self.fresh(stale, deadline).await?;
+                shared.list_revocations(principal, limit, after.as_ref())
+            }
         }
+    }
+
+    fn list_revocations(
+        &self,
+        principal: &Principal,
+        limit: u32,
+        after: Option<&Revoked>,
+    ) -> Result<Answer, ErrorReply> {
+        if !matches!(principal, Principal::User(_) | Principal::Loopback) {
+            return Err(ErrorReply::new(
+                Code::Forbidden,
+                "lists of certificates are for users, not for agents",
+            ));
+        }
+        let limit = super::read::page(limit);
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let live = self.replica.tables().live();
+        let mut items: Vec<_> = live
+            .revocations
+            .range::<Revoked, _>((from, Bound::Unbounded))
+            .map(|(_, revocation)| (**revocation).clone())
+            .take(limit + 1)
+            .collect();
+        drop(live);
+        let more = items.len() > limit;
+        items.truncate(limit);
+        let next = items.last().filter(|_| more).map(|last| last.revoked.clone());
+        Ok(Answer::Revocations { items, next })
     }
 
     async fn fresh(&self, stale: bool, deadline: Instant) -> Result<(), ErrorReply> {

@@ -10,7 +10,7 @@ use std::{
 use bytes::Bytes;
 use reach_machine::{Live, Rows, Slot, TraceRecord, Write};
 use reach_protocol::{
-    AgentId, EventType, MessageState, MsgId, RulesRecord, TraceId,
+    AgentId, EventType, MessageState, MsgId, Revocation, Revoked, RulesRecord, TraceId,
     agent::{AgentRecord, Tombstone},
     message::MessageRecord,
 };
@@ -49,6 +49,8 @@ struct Overlay {
     traces: BTreeMap<TraceId, TraceRecord>,
     next_offsets: BTreeMap<EventType, u64>,
     waiting: i64,
+    /// `None`: removed.
+    revocations: BTreeMap<Revoked, Option<Arc<Revocation>>>,
 }
 
 #[derive(Default)]
@@ -113,6 +115,12 @@ impl Overlay {
             }
             Write::PutEvent(row) => {
                 self.next_offsets.insert(row.event_type.clone(), row.offset + 1);
+            }
+            Write::PutRevocation(record) => {
+                self.revocations.insert(record.revoked.clone(), Some(record.clone()));
+            }
+            Write::RemoveRevocation(revoked) => {
+                self.revocations.insert(revoked.clone(), None);
             }
             Write::PutEnvelope { .. } | Write::PutResult { .. } | Write::PutHop { .. } => {}
         }
@@ -200,6 +208,17 @@ impl<E: Engine> Rows for OpenBatch<'_, E> {
     fn waiting(&self) -> u64 {
         let waiting = self.store.live().waiting.checked_add_signed(self.over.waiting);
         waiting.expect("no more messages stop waiting than waited")
+    }
+
+    fn revocations(&self) -> BTreeMap<Revoked, Arc<Revocation>> {
+        let mut all = self.store.live().revocations.clone();
+        for (revoked, written) in &self.over.revocations {
+            match written {
+                Some(record) => all.insert(revoked.clone(), record.clone()),
+                None => all.remove(revoked),
+            };
+        }
+        all
     }
 }
 

@@ -27,6 +27,10 @@ pub(super) fn live(disk: &impl Kv) -> io::Result<Live> {
         live.write(&Write::PutAgent(Arc::new(record)));
         Ok(())
     })?;
+    each(disk, Table::Registry, &schema::revocations(), "revocation", |_, record| {
+        live.write(&Write::PutRevocation(Arc::new(record)));
+        Ok(())
+    })?;
     each(disk, Table::Live, &schema::group(), "message", |_, record| {
         live.write(&Write::PutMessage(Arc::new(record)));
         Ok(())

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use reach_machine::{Slot, TraceRecord, Write};
 use reach_protocol::{
     AgentId, AgentState, Capability, Envelope, EventType, Json, MessageState, MsgId, Principal, Registration,
-    RulesRecord, StateReason, Tag, Target, TraceId,
+    Revocation, Revoked, RulesRecord, StateReason, Tag, Target, TraceId,
     agent::{AgentRecord, Tombstone},
     codec::Encoded,
     message::{EventRow, Holder, Hop, MessageRecord, Outcome, PendingReason, StateName},
@@ -159,6 +159,15 @@ pub fn history(seed: u64, entries: u64) -> Vec<Vec<Write>> {
                     writes.push(Write::PutMessage(message(number, ms, ms, pending())));
                     writes.push(Write::PutEnvelope { msg_id: msg(number), envelope: body });
                     push_hop(&mut writes, &mut hops, number, ms, StateName::Pending);
+                }
+                7 => {
+                    let revoked = Revoked::Serial(format!("{:02x}", chance.below(6)).parse().unwrap());
+                    let author = Principal::Loopback;
+                    let record = Revocation { revoked, whose: None, ends_s: None, author, at: at(ms) };
+                    writes.push(match chance.below(3) {
+                        0 => Write::RemoveRevocation(record.revoked),
+                        _ => Write::PutRevocation(Arc::new(record)),
+                    });
                 }
                 _ if !messages.is_empty() => {
                     let number = chance.below(messages.len() as u64);

@@ -1,0 +1,187 @@
+//! What this node knows of certificates besides what stands in them: the cluster's calendar, which
+//! ones are revoked, the connections that stand on them, and its own files, which may be renewed
+//! while it runs.
+
+use std::{
+    collections::HashMap,
+    fs, io,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard},
+    time::{Duration, SystemTime},
+};
+
+use jiff::Timestamp;
+use reach_config::TlsFiles;
+use reach_protocol::Fact;
+use reach_raft::Step;
+use reach_storage::Tables;
+use reach_transport::{CertificateInfo, Connection, Credentials, Endpoint, Now, Scrutiny, describe};
+
+use super::Shared;
+use crate::{
+    clock::{Clock, calendar_ms},
+    show,
+};
+
+/// How often the node's own files are looked at.
+const FILES_EVERY: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub struct Certificates {
+    clock: Arc<Clock>,
+    tables: Arc<dyn Tables>,
+    /// Connections of either door, by their id.
+    standing: Mutex<HashMap<u64, Connection>>,
+}
+
+impl Certificates {
+    pub fn new(clock: Arc<Clock>, tables: Arc<dyn Tables>) -> Arc<Self> {
+        Arc::new(Self { clock, tables, standing: Mutex::default() })
+    }
+
+    /// Until the answer is dropped, the connection is closed as soon as its certificate is revoked.
+    pub fn watch(self: &Arc<Self>, connection: &Connection) -> Standing {
+        self.standing().insert(connection.id(), connection.clone());
+        // It may have been revoked since the handshake looked.
+        self.close_if_revoked(connection);
+        Standing { certificates: self.clone(), id: connection.id() }
+    }
+
+    fn close_revoked(&self) {
+        let standing: Vec<Connection> = self.standing().values().cloned().collect();
+        standing.iter().for_each(|connection| self.close_if_revoked(connection));
+    }
+
+    fn close_if_revoked(&self, connection: &Connection) {
+        if let Some(why) = connection.certificate().and_then(|certificate| self.why_revoked(certificate)) {
+            tracing::info!(identity = %connection.identity(), why, "connection closed");
+            connection.refuse(&why);
+        }
+    }
+
+    fn why_revoked(&self, certificate: &CertificateInfo) -> Option<String> {
+        let live = self.tables.live();
+        let CertificateInfo { fingerprint, serial, identity, .. } = certificate;
+        let revocation = live.revocation(*fingerprint, serial, &identity.principal, certificate.made_s())?;
+        let at = show::time(revocation.at.wall_ms);
+        Some(format!("the certificate of {} was revoked at {at}: have a new one issued", identity.principal))
+    }
+
+    fn standing(&self) -> MutexGuard<'_, HashMap<u64, Connection>> {
+        self.standing.lock().expect("no panic while it is held")
+    }
+}
+
+impl Scrutiny for Certificates {
+    fn now(&self) -> Now {
+        let timestamp = |ms: u64| Timestamp::from_millisecond(ms as i64).unwrap_or(Timestamp::MAX);
+        Now::of(self.clock.cluster_calendar_ms().map(timestamp), timestamp(calendar_ms()))
+    }
+
+    fn is_revoked(&self, certificate: &CertificateInfo) -> bool {
+        self.why_revoked(certificate).is_some()
+    }
+}
+
+/// A connection under watch.
+#[derive(Debug)]
+pub struct Standing {
+    certificates: Arc<Certificates>,
+    id: u64,
+}
+
+impl Drop for Standing {
+    fn drop(&mut self) {
+        self.certificates.standing().remove(&self.id);
+    }
+}
+
+/// The files of one door.
+#[derive(Debug)]
+pub struct Files {
+    files: TlsFiles,
+    endpoint: Endpoint,
+    /// As they were when they were last read.
+    seen: Option<Seen>,
+    own: Option<CertificateInfo>,
+    told_revoked: bool,
+}
+
+/// Enough of a file to tell that it was replaced.
+type Seen = [(SystemTime, u64); 3];
+
+impl Files {
+    pub fn new(files: TlsFiles, endpoint: Endpoint) -> Self {
+        let own = fs::read_to_string(&files.cert).ok().and_then(|pem| describe(&pem).ok());
+        let seen = look(&files).ok();
+        Self { files, endpoint, seen, own, told_revoked: false }
+    }
+
+    /// Takes renewed files into use. Files that don't belong together yet, since they are being
+    /// replaced one by one, are looked at again when they have changed once more.
+    fn refresh(&mut self) {
+        let Ok(now) = look(&self.files) else { return };
+        if self.seen == Some(now) {
+            return;
+        }
+        self.seen = Some(now);
+        let cert = self.files.cert.display();
+        let renewed = Credentials::load(&self.files.ca, &self.files.cert, &self.files.key)
+            .and_then(|credentials| self.endpoint.renew(&credentials).map(|()| credentials))
+            .and_then(|credentials| describe(&credentials.cert_pem));
+        match renewed {
+            Ok(own) => {
+                tracing::info!(%cert, until = %format_args!("{:.0}", own.not_after), "certificate renewed");
+                self.own = Some(own);
+                self.told_revoked = false;
+            }
+            Err(error) => {
+                tracing::warn!(%cert, %error, "a changed certificate is not used; the one before still is");
+            }
+        }
+    }
+
+    /// The other nodes close the door on us: that is worth a line here.
+    fn tell_if_revoked(&mut self, certificates: &Certificates) {
+        let why = self.own.as_ref().and_then(|own| certificates.why_revoked(own));
+        if let Some(why) = why.filter(|_| !self.told_revoked) {
+            self.told_revoked = true;
+            tracing::error!(cert = %self.files.cert.display(), why, "this node's own certificate is revoked");
+        }
+    }
+}
+
+fn look(files: &TlsFiles) -> io::Result<Seen> {
+    let of = |path: &Path| -> io::Result<(SystemTime, u64)> {
+        let metadata = fs::metadata(path)?;
+        Ok((metadata.modified()?, metadata.len()))
+    };
+    Ok([of(&files.ca)?, of(&files.cert)?, of(&files.key)?])
+}
+
+pub async fn run(shared: Arc<Shared>, mut doors: Vec<Files>) {
+    let mut facts = shared.replica.facts().cursor();
+    let mut every = tokio::time::interval(FILES_EVERY);
+    // What was revoked while the cursor was made is in the tables.
+    shared.certificates.close_revoked();
+    every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            step = facts.next() => match step {
+                Step::Facts(entry) => {
+                    if entry.facts.iter().any(|fact| matches!(fact, Fact::Revoked(_))) {
+                        shared.certificates.close_revoked();
+                    }
+                }
+                Step::Reset(_) => shared.certificates.close_revoked(),
+                Step::Closed => return,
+            },
+            _ = every.tick() => {
+                for door in &mut doors {
+                    door.refresh();
+                    door.tell_if_revoked(&shared.certificates);
+                }
+            }
+        }
+    }
+}

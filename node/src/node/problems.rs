@@ -69,6 +69,11 @@ impl Shared {
 fn find(seen: &Seen) -> Vec<Problem> {
     let mut items = Vec::new();
     SOURCES.iter().for_each(|source| source(seen, &mut items));
+    in_order(items)
+}
+
+/// The worst kind first, and not more of one than a person reads.
+fn in_order(mut items: Vec<Problem>) -> Vec<Problem> {
     items.sort_by(|a, b| (a.kind, &a.about).cmp(&(b.kind, &b.about)));
     let mut shown: Vec<Problem> = Vec::new();
     for same in items.chunk_by(|a, b| a.kind == b.kind) {
@@ -227,5 +232,33 @@ fn agents(seen: &Seen, items: &mut Vec<Problem>) {
             effect,
             command,
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_comes_first_and_many_alike_are_counted() {
+        let problem = |kind, about: String| Problem {
+            kind,
+            about,
+            since_ms: Some(1),
+            what: "what".into(),
+            effect: "effect".into(),
+            command: "command".into(),
+        };
+        let mut items: Vec<_> =
+            (0..150).map(|i| problem(ProblemKind::AgentOffline, format!("a{i:03}"))).collect();
+        items.push(problem(ProblemKind::AgentDraining, "b".into()));
+        items.push(problem(ProblemKind::NoLeader, String::new()));
+        let shown = in_order(items);
+        assert_eq!(shown.len(), 1 + SAME_KIND_MAX + 1 + 1);
+        assert_eq!(shown[0].kind, ProblemKind::NoLeader);
+        assert_eq!(shown[1].about, "a000");
+        let more = &shown[1 + SAME_KIND_MAX];
+        assert_eq!((more.about.as_str(), more.what.as_str()), ("", "and 50 more like these"));
+        assert_eq!(shown.last().map(|problem| problem.about.as_str()), Some("b"));
     }
 }

@@ -145,11 +145,14 @@ async fn a_revoked_node_is_cut_off_until_its_files_are_renewed_without_a_restart
 
     let dir = cluster.root().join(out.to_string()).display().to_string();
     let admin = cluster.admin().display().to_string();
-    let renewed = cluster.cli(&["certs", "renew", "--all", "--dir", &dir, "--admin", &admin], None)?;
+    let renewed = cluster
+        .cli(&["certs", "renew", "--all", "--lifetime", "20d", "--dir", &dir, "--admin", &admin], None)?;
     let renewed = renewed.map_err(anyhow::Error::msg)?;
     ensure!(renewed["items"].as_array().is_some_and(|items| items.len() == 2), "{renewed}");
     answers(true).await?;
     cluster.converged().await?;
+
+    logged(&cluster, out, &["this node's certificate ends soon", "peer.pem"])?;
 
     // Its clients' door has the new one too.
     let client = cluster.client_of(out).await?;

@@ -1,12 +1,16 @@
 //! Every cursor's way back: nodes that keep no facts at all, so that sessions, waiting callers and
 //! the scheduler derive their state from the tables again and again. The work must come out the same.
 
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use agent_reach::{cli::cluster_new, node::Node};
-use reach_client::{Agent, Client, Done, Options, Task};
+use reach_client::{Agent, Client, Done, Options, Stopped, Task};
 use reach_config::{Layout, NodeConfig, layout::NODE_FILE};
-use reach_protocol::{AgentId, Envelope, Json, NodeId, Principal, Tag, frame::Request};
+use reach_protocol::{AgentId, Code, Envelope, Json, NodeId, Principal, Revoked, Tag, frame::Request};
 use reach_transport::{Authority, Identity};
 use tokio::sync::oneshot;
 
@@ -82,7 +86,15 @@ async fn nodes_that_remember_no_facts_lose_nothing() -> anyhow::Result<()> {
         assert_eq!(response.result.map(|result| result.to_value()), Some((2 * number).into()));
     }
 
-    agent.shutdown().await;
+    // No fact tells of the revocation either; the tables do.
+    let made_until_s = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    let principal = Principal::Agent(AgentId::parse("doubler")?);
+    let revoked = Revoked::Identity { principal, made_until_s };
+    client.request(Request::Revoke { revoked, whose: None, ends_s: None }, LONG).await?;
+    match tokio::time::timeout(LONG, agent.stopped()).await? {
+        Stopped::Refused(reply) => assert_eq!(reply.code, Code::Unauthenticated, "{reply}"),
+        other => panic!("stopped otherwise: {other:?}"),
+    }
     drop(stops);
     for node in running {
         node.await??;

@@ -19,6 +19,7 @@ use reach_transport::{CertificateInfo, Connection, Credentials, Endpoint, Now, S
 
 use super::Shared;
 use crate::{
+    cli::certs::SOON,
     clock::{Clock, calendar_ms},
     show,
 };
@@ -105,6 +106,7 @@ pub struct Files {
     seen: Option<Seen>,
     own: Option<CertificateInfo>,
     told_revoked: bool,
+    told_end: bool,
 }
 
 /// Enough of a file to tell that it was replaced.
@@ -114,7 +116,7 @@ impl Files {
     pub fn new(files: TlsFiles, endpoint: Endpoint) -> Self {
         let own = fs::read_to_string(&files.cert).ok().and_then(|pem| describe(&pem).ok());
         let seen = look(&files).ok();
-        Self { files, endpoint, seen, own, told_revoked: false }
+        Self { files, endpoint, seen, own, told_revoked: false, told_end: false }
     }
 
     /// Takes renewed files into use. Files that don't belong together yet, since they are being
@@ -133,7 +135,7 @@ impl Files {
             Ok(own) => {
                 tracing::info!(%cert, until = %format_args!("{:.0}", own.not_after), "certificate renewed");
                 self.own = Some(own);
-                self.told_revoked = false;
+                (self.told_revoked, self.told_end) = (false, false);
             }
             Err(error) => {
                 tracing::warn!(%cert, %error, "a changed certificate is not used; the one before still is");
@@ -147,6 +149,19 @@ impl Files {
         if let Some(why) = why.filter(|_| !self.told_revoked) {
             self.told_revoked = true;
             tracing::error!(cert = %self.files.cert.display(), why, "this node's own certificate is revoked");
+        }
+    }
+
+    /// While there is time to renew it.
+    fn tell_if_it_ends_soon(&mut self, certificates: &Certificates) {
+        let (Now::Cluster(now) | Now::Own(now) | Now::Disputed { own: now, .. }) = certificates.now();
+        let ends = self.own.as_ref().map(|own| own.not_after).filter(|ends| *ends <= now + SOON);
+        if let Some(ends) = ends.filter(|_| !self.told_end) {
+            self.told_end = true;
+            tracing::warn!(
+                cert = %self.files.cert.display(), until = %format_args!("{ends:.0}"),
+                "this node's certificate ends soon: `agent-reach certs renew` issues it again, no restart is needed"
+            );
         }
     }
 }
@@ -180,6 +195,7 @@ pub async fn run(shared: Arc<Shared>, mut doors: Vec<Files>) {
                 for door in &mut doors {
                     door.refresh();
                     door.tell_if_revoked(&shared.certificates);
+                    door.tell_if_it_ends_soon(&shared.certificates);
                 }
             }
         }

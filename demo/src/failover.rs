@@ -148,6 +148,7 @@ mod tests {
                 offset_ms: Some(0),
                 sessions: 0,
                 http_addr: None,
+                ending: Vec::new(),
             }),
         };
         ClusterView {

@@ -369,6 +369,8 @@ pub enum ProblemKind {
     MassExpiry,
     AgentOffline,
     AgentDraining,
+    ClockSkew,
+    CertificateEnds,
 }
 
 impl ProblemKind {
@@ -380,6 +382,8 @@ impl ProblemKind {
             Self::MassExpiry => "mass_expiry",
             Self::AgentOffline => "agent_offline",
             Self::AgentDraining => "agent_draining",
+            Self::ClockSkew => "clock_skew",
+            Self::CertificateEnds => "certificate_ends",
         }
     }
 }
@@ -426,6 +430,16 @@ pub struct NodeReport {
     pub sessions: u64,
     /// None when its HTTP door is closed.
     pub http_addr: Option<String>,
+    /// Certificates it sees at work, its own and those of its connections, that end within 30 days; the
+    /// first to end first, at most 100.
+    pub ending: Vec<Ending>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Ending {
+    /// Unix milliseconds.
+    pub at_ms: u64,
+    pub whose: Principal,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,7 +3,7 @@
 //! while it runs.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fs, io,
     path::Path,
     sync::{Arc, Mutex, MutexGuard},
@@ -12,7 +12,7 @@ use std::{
 
 use jiff::Timestamp;
 use reach_config::TlsFiles;
-use reach_protocol::Fact;
+use reach_protocol::{Fact, frame::Ending};
 use reach_raft::Step;
 use reach_storage::Tables;
 use reach_transport::{CertificateInfo, Connection, Credentials, Endpoint, Now, Scrutiny, describe};
@@ -26,6 +26,8 @@ use crate::{
 
 /// How often the node's own files are looked at.
 const FILES_EVERY: Duration = Duration::from_secs(1);
+/// The most that is told of certificates that end.
+const ENDING_MAX: usize = 100;
 
 #[derive(Debug)]
 pub struct Certificates {
@@ -33,11 +35,13 @@ pub struct Certificates {
     tables: Arc<dyn Tables>,
     /// Connections of either door, by their id.
     standing: Mutex<HashMap<u64, Connection>>,
+    /// This node's own, of either door.
+    own: Mutex<Vec<CertificateInfo>>,
 }
 
 impl Certificates {
     pub fn new(clock: Arc<Clock>, tables: Arc<dyn Tables>) -> Arc<Self> {
-        Arc::new(Self { clock, tables, standing: Mutex::default() })
+        Arc::new(Self { clock, tables, standing: Mutex::default(), own: Mutex::default() })
     }
 
     /// Until the answer is dropped, the connection is closed as soon as its certificate is revoked.
@@ -66,6 +70,30 @@ impl Certificates {
         let revocation = live.revocation(*fingerprint, serial, &identity.principal, certificate.made_s())?;
         let at = show::time(revocation.at.wall_ms);
         Some(format!("the certificate of {} was revoked at {at}: have a new one issued", identity.principal))
+    }
+
+    /// Those at work that end within `SOON`, by the clock that dates are judged by.
+    pub fn ending(&self) -> Vec<Ending> {
+        let end = self.today() + SOON;
+        let ending = |certificate: &CertificateInfo| {
+            (certificate.not_after <= end).then(|| Ending {
+                at_ms: certificate.not_after.as_millisecond().try_into().unwrap_or(0),
+                whose: certificate.identity.principal.clone(),
+            })
+        };
+        let mut found: BTreeSet<Ending> =
+            self.standing().values().filter_map(|connection| ending(connection.certificate()?)).collect();
+        found.extend(self.own().iter().filter_map(ending));
+        found.into_iter().take(ENDING_MAX).collect()
+    }
+
+    fn today(&self) -> Timestamp {
+        let (Now::Cluster(now) | Now::Own(now) | Now::Disputed { own: now, .. }) = self.now();
+        now
+    }
+
+    fn own(&self) -> MutexGuard<'_, Vec<CertificateInfo>> {
+        self.own.lock().expect("no panic while it is held")
     }
 
     fn standing(&self) -> MutexGuard<'_, HashMap<u64, Connection>> {
@@ -154,8 +182,8 @@ impl Files {
 
     /// While there is time to renew it.
     fn tell_if_it_ends_soon(&mut self, certificates: &Certificates) {
-        let (Now::Cluster(now) | Now::Own(now) | Now::Disputed { own: now, .. }) = certificates.now();
-        let ends = self.own.as_ref().map(|own| own.not_after).filter(|ends| *ends <= now + SOON);
+        let soon = certificates.today() + SOON;
+        let ends = self.own.as_ref().map(|own| own.not_after).filter(|ends| *ends <= soon);
         if let Some(ends) = ends.filter(|_| !self.told_end) {
             self.told_end = true;
             tracing::warn!(
@@ -197,6 +225,7 @@ pub async fn run(shared: Arc<Shared>, mut doors: Vec<Files>) {
                     door.tell_if_revoked(&shared.certificates);
                     door.tell_if_it_ends_soon(&shared.certificates);
                 }
+                *shared.certificates.own() = doors.iter().filter_map(|door| door.own.clone()).collect();
             }
         }
     }

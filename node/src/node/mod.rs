@@ -97,6 +97,7 @@ impl Shared {
             offset_ms: self.clock.offset_ms(),
             sessions: self.delivery.sessions(),
             http_addr: self.http_addr.map(|addr| addr.to_string()),
+            ending: self.certificates.ending(),
         }
     }
 }

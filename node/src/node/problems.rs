@@ -1,7 +1,10 @@
 //! What is wrong now, since when, with which effect, and the command to run. It is asked when nothing
 //! else works, so it goes by what this node knows.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use reach_protocol::{
     AgentState, StateReason, Tag,
@@ -10,8 +13,11 @@ use reach_protocol::{
     frame::{Answer, ClusterView, Problem, ProblemKind},
 };
 
-use super::Shared;
-use crate::show::{count, span};
+use super::{
+    Shared,
+    skew::{Skewed, Who},
+};
+use crate::show::{count, span, time};
 
 /// Problems of one kind that are told one by one; the rest are counted.
 const SAME_KIND_MAX: usize = 100;
@@ -20,7 +26,7 @@ const SAME_KIND_MAX: usize = 100;
 const BEHIND_MIN: u64 = 1_000;
 
 /// Where problems are looked for. Another kind of problem is another line here.
-const SOURCES: &[fn(&Seen, &mut Vec<Problem>)] = &[leader, nodes, expiry, agents];
+const SOURCES: &[fn(&Seen, &mut Vec<Problem>)] = &[leader, nodes, expiry, agents, clocks, certificates];
 
 /// What the sources look at.
 struct Seen {
@@ -30,6 +36,7 @@ struct Seen {
     /// How long ago each node last told anything, in the order of `cluster.nodes`.
     silent_ms: Vec<Option<u64>>,
     agents: Vec<Arc<AgentRecord>>,
+    skewed: Vec<Skewed>,
     ttl_ms: u64,
     /// With the calendar's time at which it began.
     expiry: Option<(ExpiryPause, u64)>,
@@ -57,6 +64,7 @@ impl Shared {
                 .map(|node| self.heartbeats.node_age_ms(node.node_id, mono_ms))
                 .collect(),
             agents,
+            skewed: self.skewed(),
             ttl_ms,
             expiry: self.expiry_waits().map(began),
             cluster: *cluster,
@@ -235,8 +243,48 @@ fn agents(seen: &Seen, items: &mut Vec<Problem>) {
     }
 }
 
+fn clocks(seen: &Seen, items: &mut Vec<Problem>) {
+    items.extend(seen.skewed.iter().map(|skewed| Problem {
+        kind: ProblemKind::ClockSkew,
+        about: match &skewed.who {
+            Who::Node(node) => node.to_string(),
+            Who::Agent(agent_id) => agent_id.to_string(),
+        },
+        since_ms: None,
+        what: skewed.to_string(),
+        effect: "no deadline goes by it; times that people compare are off, and dates of certificates may be misread"
+            .into(),
+        command: "timedatectl, on that host".into(),
+    }));
+}
+
+fn certificates(seen: &Seen, items: &mut Vec<Problem>) {
+    let mut first: BTreeMap<String, u64> = BTreeMap::new();
+    let reports = seen.cluster.nodes.iter().filter_map(|node| node.report.as_ref());
+    for ending in reports.flat_map(|report| &report.ending) {
+        let at_ms = first.entry(ending.whose.to_string()).or_insert(ending.at_ms);
+        *at_ms = ending.at_ms.min(*at_ms);
+    }
+    items.extend(first.into_iter().map(|(about, at_ms)| Problem {
+        kind: ProblemKind::CertificateEnds,
+        since_ms: None,
+        what: match at_ms.checked_sub(seen.now_ms) {
+            Some(left_ms) => format!("its certificate ends at {}, in {}", time(at_ms), span(left_ms)),
+            None => format!("its certificate ended at {}", time(at_ms)),
+        },
+        effect: "new connections with it are refused from then on".into(),
+        command: "agent-reach certs renew, with the admin folder".into(),
+        about,
+    }));
+}
+
 #[cfg(test)]
 mod tests {
+    use reach_protocol::{
+        AgentId, NodeId, Principal, Stamp,
+        frame::{Ending, NodeReport, NodeView, Role},
+    };
+
     use super::*;
 
     #[test]
@@ -260,5 +308,68 @@ mod tests {
         let more = &shown[1 + SAME_KIND_MAX];
         assert_eq!((more.about.as_str(), more.what.as_str()), ("", "and 50 more like these"));
         assert_eq!(shown.last().map(|problem| problem.about.as_str()), Some("b"));
+    }
+
+    #[test]
+    fn clocks_and_certificates_are_told_with_what_to_do() {
+        const DAY_MS: u64 = 86_400_000;
+        let now_ms = 20_000 * DAY_MS;
+        let ending = |days: u64, whose: &str| Ending {
+            at_ms: now_ms + days * DAY_MS,
+            whose: Principal::Agent(AgentId::parse(whose).unwrap()),
+        };
+        let node = |id: u64, ending: Vec<Ending>| NodeView {
+            node_id: NodeId(id),
+            client_addr: String::new(),
+            peer_addr: String::new(),
+            report: Some(NodeReport {
+                pid: 1,
+                role: Role::Follower,
+                term: 1,
+                applied: 1,
+                state_hash: 0,
+                offset_ms: None,
+                sessions: 0,
+                http_addr: None,
+                ending,
+            }),
+        };
+        let cluster = ClusterView {
+            cluster: "c".parse().unwrap(),
+            leader: Some(NodeId(1)),
+            term: 1,
+            // One agent is connected to both, with the certificate that it renewed on one of them.
+            nodes: vec![node(1, vec![ending(9, "a")]), node(2, vec![ending(12, "a"), ending(20, "b")])],
+            agents: 0,
+            unfinished: 0,
+            rules_revision: 1,
+            as_of: Stamp::default(),
+        };
+        let skewed = Skewed {
+            who: Who::Node(NodeId(2)),
+            host: Some("10.0.0.2".into()),
+            offset_ms: -3_000,
+            leader: Some(NodeId(1)),
+            most_are: false,
+        };
+        let seen = Seen {
+            now_ms,
+            silent_ms: vec![None, Some(10)],
+            agents: Vec::new(),
+            skewed: vec![skewed],
+            ttl_ms: 9_000,
+            expiry: None,
+            cluster,
+        };
+        let found: Vec<_> = find(&seen).into_iter().map(|problem| (problem.about, problem.what)).collect();
+        let what = |about: &str, what: &str| (about.to_string(), what.to_string());
+        assert_eq!(
+            found,
+            [
+                what("n2", &seen.skewed[0].to_string()),
+                what("agent/a", "its certificate ends at 2024-10-13T00:00:00.000Z, in 9 d 0 h"),
+                what("agent/b", "its certificate ends at 2024-10-24T00:00:00.000Z, in 20 d 0 h"),
+            ]
+        );
     }
 }

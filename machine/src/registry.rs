@@ -165,7 +165,7 @@ pub(crate) fn drain(
     drain_seq: u64,
     author: &Principal,
 ) -> Result<Reply, ErrorReply> {
-    let drain = Drain { by: author.clone(), at: change.stamp };
+    let drain = Box::new(Drain { by: author.clone(), at: change.stamp });
     set_drain(change, agent_id, drain_seq, author, Some(drain))
 }
 
@@ -184,7 +184,7 @@ fn set_drain(
     agent_id: &AgentId,
     drain_seq: u64,
     author: &Principal,
-    drain: Option<Drain>,
+    drain: Option<Box<Drain>>,
 ) -> Result<Reply, ErrorReply> {
     if !change.rules().rules.is_operator(author) {
         let message = format!("{author} may not drain or resume agents: grants.operators does not name it");

@@ -14,7 +14,7 @@ use clap::Parser;
 use reach_config::Contexts;
 
 /// The C library's allocator keeps what a burst needed, and costs a tenth more CPU under load.
-/// RocksDB uses this one too.
+/// RocksDB keeps that one: a library that is preloaded, as `faketime` is, may not get on with another.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

@@ -297,7 +297,7 @@ pub struct AgentRecord {
     /// Counts the changes of liveness of this instance; a proposal that names another is void.
     pub liveness_seq: u64,
     /// An operator's drain. It outlives runs and restarts, until it is taken back.
-    pub drain: Option<Drain>,
+    pub drain: Option<Box<Drain>>,
     /// Counts drains and resumes; a command that names another is void.
     pub drain_seq: u64,
 }

@@ -265,9 +265,9 @@ impl Cluster {
         })
     }
 
-    /// `agents run` as a process of its own, on a host whose calendar is off by `offset`.
+    /// `agents run` as a process of its own, on a host of its own whose calendar is off by `offset`.
     pub fn agent_process(&self, agent_id: &str, offset: &str) -> anyhow::Result<Child> {
-        let folder = self.dir.path().join(format!("agent-{agent_id}"));
+        let folder = self.dir.path().join(format!("agent-{agent_id}{offset}"));
         let home = folder.join("home");
         let (admin, out) = (self.admin(), folder.join("handed-over"));
         let (admin, out) = (admin.to_str().context("a plain path")?, out.to_str().context("a plain path")?);

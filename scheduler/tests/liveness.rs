@@ -380,7 +380,7 @@ fn what_an_operator_drained_is_left_alone_until_it_is_silent() {
     let beat = |node: &mut Node| node.report(N1, "a", "i1", 0, 0);
     node.pass(2_000, beat);
     node.change("a", |record| {
-        record.drain = Some(Drain { by: Principal::Loopback, at: Stamp::default() });
+        record.drain = Some(Box::new(Drain { by: Principal::Loopback, at: Stamp::default() }));
         (record.state, record.reason) = (AgentState::Draining, StateReason::Drained);
     });
     node.pass(20_000, beat);

@@ -523,6 +523,21 @@ pub struct Summary {
     pub gone: Vec<u32>,
     pub names: Vec<Named>,
     pub ages: Vec<Age>,
+    /// On a new link: those whom nobody holds any more, so that a node that was away knows of their
+    /// silence too.
+    pub hearsay: Vec<Hearsay>,
+}
+
+/// When a run that nobody holds was last heard, and by which node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hearsay {
+    pub agent_id: AgentId,
+    pub instance: InstanceId,
+    pub node: NodeId,
+    pub level1_age_ms: u64,
+    pub level2_age_ms: u64,
+    /// How long ago its silence began to count.
+    pub granted_age_ms: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

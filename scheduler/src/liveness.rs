@@ -15,7 +15,7 @@ use reach_protocol::{
     AgentId, AgentState, Command, InstanceId, NodeId, RulesRecord, StateReason,
     agent::AgentRecord,
     command::ExpiryPause,
-    frame::{Heard, Summary},
+    frame::{Heard, Hearsay, Summary},
 };
 
 /// How often all agents are looked at, in milliseconds.
@@ -133,6 +133,13 @@ struct Told {
     lost: bool,
 }
 
+impl Told {
+    /// Whom its node holds, as far as this link has told.
+    fn held(&self) -> Vec<usize> {
+        self.names.iter().flatten().map(|(index, _)| *index).collect()
+    }
+}
+
 /// Expiry of many at once.
 #[derive(Debug, Default)]
 enum Mass {
@@ -238,22 +245,50 @@ impl Ages {
             }
         }
         self.told.insert(link, told);
+        for word in &summary.hearsay {
+            if let Some(index) = self.by_id.get(&word.agent_id) {
+                self.agents[*index].heard_by_others(now_ms, word);
+            }
+        }
+    }
+
+    /// What a node tells on a new link beside whom it holds.
+    pub fn hearsay(&self, now_mono_ms: u64) -> Vec<Hearsay> {
+        let now_ms = self.clock.at(now_mono_ms);
+        let of = |silence: &Silence| {
+            let registered = silence.registered.as_ref()?;
+            let is_held = silence.named > 0 || registered.state == AgentState::Offline;
+            let heard = silence.current.filter(|_| !is_held)?;
+            Some(Hearsay {
+                agent_id: silence.agent_id.clone(),
+                instance: registered.instance.clone(),
+                node: heard.node,
+                level1_age_ms: now_ms.saturating_sub(heard.level1_ms),
+                level2_age_ms: now_ms.saturating_sub(heard.level2_ms),
+                granted_age_ms: now_ms.saturating_sub(silence.granted_ms),
+            })
+        };
+        self.agents.iter().filter_map(of).collect()
     }
 
     /// A link is gone. If it was the node's last one, the agents that it held get one TTL from now to
     /// be heard elsewhere.
     pub fn link_lost(&mut self, now_mono_ms: u64, link: LinkId) {
         let now_ms = self.clock.advance(now_mono_ms);
-        let Some(node) = self.told.get(&link).map(|told| told.node) else { return };
+        let Some(told) = self.told.get(&link) else { return };
+        let (node, held) = (told.node, if told.lost { Vec::new() } else { told.held() });
         self.forget_names(link);
         self.told.remove(&link);
         if !self.told.values().any(|told| told.node == node) {
-            self.node_lost(now_ms, node);
+            self.grant(now_ms, node, &held);
         }
     }
 
-    fn node_lost(&mut self, now_ms: u64, node: NodeId) {
-        for silence in &mut self.agents {
+    /// Those that were last heard by a node which is lost. Whom it held at an earlier time has had
+    /// its time.
+    fn grant(&mut self, now_ms: u64, node: NodeId, held: &[usize]) {
+        for index in held {
+            let silence = &mut self.agents[*index];
             if silence.latest().is_some_and(|heard| heard.node == node) {
                 silence.granted_ms = now_ms;
             }
@@ -344,18 +379,18 @@ impl Ages {
     }
 
     fn find_lost_nodes(&mut self, now_ms: u64) {
-        let silent: Vec<NodeId> = self
+        let silent: Vec<(NodeId, Vec<usize>)> = self
             .told
             .values_mut()
             .filter(|told| !told.lost && now_ms > told.last_ms + NODE_SILENT_MS)
             .map(|told| {
                 told.lost = true;
-                told.node
+                (told.node, told.held())
             })
             .collect();
-        for node in silent {
+        for (node, held) in silent {
             if !self.told.values().any(|told| told.node == node && !told.lost) {
-                self.node_lost(now_ms, node);
+                self.grant(now_ms, node, &held);
             }
         }
     }
@@ -505,6 +540,24 @@ impl Silence {
         } else {
             self.put_other(instance.clone(), heard);
         }
+    }
+
+    /// What others heard of the current run, before this node could. That it was not heard here grants
+    /// it nothing then.
+    fn heard_by_others(&mut self, now_ms: u64, word: &Hearsay) {
+        let is_current =
+            self.registered.as_ref().is_some_and(|registered| registered.instance == word.instance);
+        if !is_current || self.current.is_some() {
+            return;
+        }
+        let heard = |age_ms: u64| now_ms.saturating_sub(age_ms);
+        self.current = Some(Heartbeats {
+            node: word.node,
+            level1_ms: heard(word.level1_age_ms),
+            level2_ms: heard(word.level2_age_ms),
+            offset_ms: None,
+        });
+        self.granted_ms = self.granted_ms.min(heard(word.granted_age_ms));
     }
 
     fn put_other(&mut self, instance: InstanceId, heard: Heartbeats) {

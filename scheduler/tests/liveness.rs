@@ -14,7 +14,7 @@ use reach_protocol::{
     agent::{AgentRecord, Drain},
     codec,
     command::ExpiryPause,
-    frame::{Age, Named, Summary},
+    frame::{Age, Hearsay, Named, Summary},
 };
 use reach_scheduler::Ages;
 
@@ -107,6 +107,13 @@ impl Node {
         self.ages.link_lost(self.now_ms, node.0);
         self.mute = Some(node);
         self.names.retain(|(named_by, ..), _| *named_by != node);
+    }
+
+    /// The node tells that it no longer holds this run.
+    fn gone(&mut self, node: NodeId, id: &str, instance: &str) {
+        let number = self.names[&(node, id.to_string(), instance.to_string())];
+        let summary = Summary { gone: vec![number], ..Summary::default() };
+        self.ages.told(self.now_ms, node.0, node, &summary);
     }
 
     fn tick(&mut self) {
@@ -249,6 +256,48 @@ fn a_leader_that_never_judged_before_grants_nothing_either() {
     node.tick();
     assert_eq!(node.took().len(), 1);
     assert_eq!((node.state("a"), node.state("b")), (AgentState::Offline, AgentState::Ready));
+}
+
+#[test]
+fn a_node_that_was_away_takes_the_others_word_for_a_silence() {
+    let mut node = Node::new(&["a", "b"]);
+    node.report(N2, "a", "i1", 0, 0);
+    node.report(N2, "b", "i1", 0, 0);
+    node.gone(N2, "a", "i1");
+    node.pass(7_000, |node| node.report(N2, "b", "i1", 0, 0));
+    let word = node.ages.hearsay(node.now_ms);
+    let told: Vec<_> = word.iter().map(|word| (&*word.agent_id, word.level1_age_ms)).collect();
+    assert_eq!(told, [("a", 7_000)]);
+
+    // It starts now, and soon leads.
+    let mut fresh = Node::new(&["a", "b"]);
+    fresh.report(N2, "b", "i1", 0, 0);
+    fresh.ages.told(fresh.now_ms, 9, N2, &Summary { hearsay: word, ..Summary::default() });
+    fresh.leading_since_ms = Some(fresh.now_ms);
+    let since = fresh.now_ms;
+    fresh.pass(5_000, |node| node.report(N2, "b", "i1", 0, 0));
+    let took = fresh.took();
+    let (at, _) = took[0].split_once(' ').unwrap();
+    assert!((2_000..=3_000).contains(&(at.parse::<u64>().unwrap() - since)), "{took:?}");
+    assert_eq!((fresh.state("a"), fresh.state("b")), (AgentState::Offline, AgentState::Ready));
+}
+
+#[test]
+fn a_node_lost_again_grants_nothing_to_whom_it_no_longer_held() {
+    let mut node = Node::leader(&["a", "b"]);
+    node.report(N2, "a", "i1", 0, 0);
+    node.lose(N2);
+    let since = node.now_ms;
+    for _ in 0..3 {
+        node.pass(3_000, |node| node.report(N1, "b", "i1", 0, 0));
+        node.mute = None;
+        node.ages.told(node.now_ms, N2.0, N2, &Summary { begins: true, ..Summary::default() });
+        node.lose(N2);
+    }
+    node.pass(2_000, |node| node.report(N1, "b", "i1", 0, 0));
+    let took = node.took();
+    let (at, _) = took[0].split_once(' ').unwrap();
+    assert!((9_000..=10_000).contains(&(at.parse::<u64>().unwrap() - since)), "{took:?}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::{
 use reach_machine::Live;
 use reach_protocol::{
     AgentId, Command, Fact, InstanceId, MessageState, NodeId, codec,
-    frame::{Act, Age, Did, Heard, Named, PeerFrame, Summary},
+    frame::{Act, Age, Did, Heard, Hearsay, Named, PeerFrame, Summary},
     message::MessageRecord,
 };
 use reach_raft::Step;
@@ -250,6 +250,9 @@ impl Heartbeats {
 
         let mut new = Parts::new(Summary { gone: std::mem::take(gone), ..Summary::default() });
         let mut whole = Parts::new(Summary { begins: true, ..Summary::default() });
+        if with_whole {
+            whole.hearsay(self.ages().hearsay(now_ms));
+        }
         for (agent_id, held) in agents {
             let named =
                 || Named { number: held.number, agent_id: agent_id.clone(), instance: held.instance.clone() };
@@ -296,6 +299,12 @@ struct Parts {
 impl Parts {
     fn new(first: Summary) -> Self {
         Self { parts: vec![first] }
+    }
+
+    fn hearsay(&mut self, words: Vec<Hearsay>) {
+        let parts =
+            words.chunks(NAMES_MAX).map(|words| Summary { hearsay: words.to_vec(), ..Summary::default() });
+        self.parts.extend(parts);
     }
 
     fn push(&mut self, named: Option<Named>, age: Option<Age>) {

@@ -246,9 +246,9 @@ impl Ages {
         }
         self.told.insert(link, told);
         for word in &summary.hearsay {
-            if let Some(index) = self.by_id.get(&word.agent_id) {
-                self.agents[*index].heard_by_others(now_ms, word);
-            }
+            // Its registration may still be on its way here.
+            let index = self.index(&word.agent_id);
+            self.agents[index].heard_by_others(now_ms, word);
         }
     }
 
@@ -542,22 +542,21 @@ impl Silence {
         }
     }
 
-    /// What others heard of the current run, before this node could. That it was not heard here grants
-    /// it nothing then.
+    /// What others heard of a run, before this node could. That it was not heard here grants it
+    /// nothing then.
     fn heard_by_others(&mut self, now_ms: u64, word: &Hearsay) {
-        let is_current =
-            self.registered.as_ref().is_some_and(|registered| registered.instance == word.instance);
-        if !is_current || self.current.is_some() {
-            return;
+        let at = |age_ms: u64| now_ms.saturating_sub(age_ms);
+        let current = self.registered.as_ref().map(|registered| &registered.instance);
+        if current.is_none_or(|current| *current == word.instance) && self.current.is_none() {
+            self.granted_ms = at(word.granted_age_ms);
         }
-        let heard = |age_ms: u64| now_ms.saturating_sub(age_ms);
-        self.current = Some(Heartbeats {
+        let heard = Heartbeats {
             node: word.node,
-            level1_ms: heard(word.level1_age_ms),
-            level2_ms: heard(word.level2_age_ms),
+            level1_ms: at(word.level1_age_ms),
+            level2_ms: at(word.level2_age_ms),
             offset_ms: None,
-        });
-        self.granted_ms = self.granted_ms.min(heard(word.granted_age_ms));
+        };
+        self.heard(&word.instance, heard);
     }
 
     fn put_other(&mut self, instance: InstanceId, heard: Heartbeats) {

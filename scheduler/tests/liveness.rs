@@ -14,7 +14,7 @@ use reach_protocol::{
     agent::{AgentRecord, Drain},
     codec,
     command::ExpiryPause,
-    frame::{Age, Hearsay, Named, Summary},
+    frame::{Age, Named, Summary},
 };
 use reach_scheduler::Ages;
 
@@ -269,10 +269,13 @@ fn a_node_that_was_away_takes_the_others_word_for_a_silence() {
     let told: Vec<_> = word.iter().map(|word| (&*word.agent_id, word.level1_age_ms)).collect();
     assert_eq!(told, [("a", 7_000)]);
 
-    // It starts now, and soon leads.
-    let mut fresh = Node::new(&["a", "b"]);
-    fresh.report(N2, "b", "i1", 0, 0);
+    // It starts now, and is told before it has read its own log. Soon it leads.
+    let mut fresh = Node::new(&[]);
     fresh.ages.told(fresh.now_ms, 9, N2, &Summary { hearsay: word, ..Summary::default() });
+    for id in ["a", "b"] {
+        fresh.put(id, "i1", AgentState::Ready, StateReason::Registered);
+    }
+    fresh.report(N2, "b", "i1", 0, 0);
     fresh.leading_since_ms = Some(fresh.now_ms);
     let since = fresh.now_ms;
     fresh.pass(5_000, |node| node.report(N2, "b", "i1", 0, 0));

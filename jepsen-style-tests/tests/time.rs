@@ -1,4 +1,5 @@
-//! No clock decides who is there: calendars that jump, and two runs of one agent whose clocks disagree.
+//! No clock decides who is there, and no change of leader either: calendars that jump, leaders that
+//! come and go, nodes that stand still.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +14,7 @@ use jepsen_style_tests::{
 };
 use reach_client::Client;
 use reach_protocol::{
-    AgentId, AgentState, Envelope, InstanceId, Json,
+    AgentId, AgentState, Envelope, InstanceId, Json, NodeId,
     frame::{AgentView, Answer, Request},
     message::StateName,
 };
@@ -168,6 +169,50 @@ async fn of_two_live_runs_the_later_started_stays_whatever_their_calendars_say()
         let view = agent(&client, &agent_id).await?;
         ensure!((&view.record.instance, view.record.state) == (&later_run, AgentState::Ready), "{view:?}");
         ensure!(later.0.try_wait()?.is_none(), "the later run ended");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_leaders_change_a_dead_agent_is_found_in_time_and_nobody_else_is_lost() -> anyhow::Result<()> {
+    let mut cluster = Cluster::start(3).await?;
+    let client = cluster.client().await?;
+    let workers = workers(&cluster, 5).await?;
+    let dies = Worker::start(&cluster, "dies", 4, Default::default()).await?;
+    let mut before = liveness(&client).await?;
+    before.remove(&AgentId::parse("dies")?);
+
+    dies.running.abort().await;
+    let died = Instant::now();
+    let found = {
+        let client = client.clone();
+        tokio::spawn(async move {
+            while agent(&client, "dies").await?.record.state != AgentState::Offline {
+                tokio::time::sleep(POLL).await;
+            }
+            anyhow::Ok(died.elapsed())
+        })
+    };
+    // Twice within each TTL, until it is found and once more.
+    let mut killed: Vec<NodeId> = Vec::new();
+    while !found.is_finished() || killed.len() < 4 {
+        ensure!(died.elapsed() < LONG, "never found\n{}", cluster.logs());
+        let leader = cluster.leader().await?;
+        cluster.kill(leader)?;
+        killed.push(leader);
+        cluster.wait_until_serving().await?;
+        cluster.spawn(leader)?;
+        tokio::time::sleep(TTL / 2).await;
+    }
+    let took = found.await??;
+    // Its node may have died with it; then an election or two may come, on a machine with other work.
+    let bound = TTL + Duration::from_secs(3 + 2 * 2 + 3);
+    ensure!(took < bound, "found after {took:?}");
+    let mut after = liveness(&client).await?;
+    after.remove(&AgentId::parse("dies")?);
+    ensure!(before == after, "{before:?}\n{after:?}\n{}", cluster.logs());
+    for worker in workers {
+        worker.running.shutdown().await;
     }
     Ok(())
 }

@@ -533,9 +533,8 @@ pub struct Summary {
 pub struct Hearsay {
     pub agent_id: AgentId,
     pub instance: InstanceId,
-    pub node: NodeId,
-    pub level1_age_ms: u64,
-    pub level2_age_ms: u64,
+    /// None when the teller never knew of anybody who heard it.
+    pub heard: Option<Heard>,
     /// How long ago its silence began to count.
     pub granted_age_ms: u64,
 }

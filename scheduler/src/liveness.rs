@@ -28,6 +28,8 @@ const ASK_AGAIN_MS: u64 = 2_000;
 /// A node that has told nothing for so long is lost, in milliseconds: it tells something every
 /// second.
 const NODE_SILENT_MS: u64 = 2_000;
+/// How long after the start of its lead a node has been told by all others, in milliseconds.
+const TOLD_MS: u64 = NODE_SILENT_MS + 1_000;
 /// Runs of one agent remembered beside the current one. An earlier one goes on beating until its
 /// fencing reaches it, and must not hide the current one.
 const OTHER_RUNS_MAX: usize = 3;
@@ -258,13 +260,10 @@ impl Ages {
         let of = |silence: &Silence| {
             let registered = silence.registered.as_ref()?;
             let is_held = silence.named > 0 || registered.state == AgentState::Offline;
-            let heard = silence.current.filter(|_| !is_held)?;
-            Some(Hearsay {
+            (!is_held).then(|| Hearsay {
                 agent_id: silence.agent_id.clone(),
                 instance: registered.instance.clone(),
-                node: heard.node,
-                level1_age_ms: now_ms.saturating_sub(heard.level1_ms),
-                level2_age_ms: now_ms.saturating_sub(heard.level2_ms),
+                heard: silence.current.map(|heard| heard.ages(now_ms)),
                 granted_age_ms: now_ms.saturating_sub(silence.granted_ms),
             })
         };
@@ -298,12 +297,7 @@ impl Ages {
     /// The ages of the agent's last heard run.
     pub fn age(&self, now_mono_ms: u64, agent_id: &AgentId) -> Option<Heard> {
         let now_ms = self.clock.at(now_mono_ms);
-        let heard = self.agents[*self.by_id.get(agent_id)?].latest()?;
-        Some(Heard {
-            node: heard.node,
-            level1_age_ms: now_ms.saturating_sub(heard.level1_ms),
-            level2_age_ms: now_ms.saturating_sub(heard.level2_ms),
-        })
+        Some(self.agents[*self.by_id.get(agent_id)?].latest()?.ages(now_ms))
     }
 
     /// Of an agent's calendar against the cluster's, as its last heard run told it; none while it is
@@ -548,15 +542,13 @@ impl Silence {
         let at = |age_ms: u64| now_ms.saturating_sub(age_ms);
         let current = self.registered.as_ref().map(|registered| &registered.instance);
         if current.is_none_or(|current| *current == word.instance) && self.current.is_none() {
-            self.granted_ms = at(word.granted_age_ms);
+            let granted_ms = at(word.granted_age_ms);
+            self.granted_ms = if current.is_some() { self.granted_ms.min(granted_ms) } else { granted_ms };
         }
-        let heard = Heartbeats {
-            node: word.node,
-            level1_ms: at(word.level1_age_ms),
-            level2_ms: at(word.level2_age_ms),
-            offset_ms: None,
-        };
-        self.heard(&word.instance, heard);
+        if let Some(Heard { node, level1_age_ms, level2_age_ms }) = word.heard {
+            let (level1_ms, level2_ms) = (at(level1_age_ms), at(level2_age_ms));
+            self.heard(&word.instance, Heartbeats { node, level1_ms, level2_ms, offset_ms: None });
+        }
     }
 
     fn put_other(&mut self, instance: InstanceId, heard: Heartbeats) {
@@ -606,7 +598,8 @@ impl Silence {
         // Time granted keeps an agent where it is; only being heard brings it back.
         let granted_ms = match self.current {
             Some(_) => self.granted_ms,
-            None => self.granted_ms.max(scan.leading_ms),
+            // Whoever holds it has told a new leader by then.
+            None => self.granted_ms.max((scan.leading_ms + TOLD_MS).saturating_sub(ttl_ms)),
         };
         if state != AgentState::Offline {
             scan.present += 1;
@@ -665,6 +658,11 @@ impl Silence {
 }
 
 impl Heartbeats {
+    fn ages(&self, now_ms: u64) -> Heard {
+        let age = |heard_ms: u64| now_ms.saturating_sub(heard_ms);
+        Heard { node: self.node, level1_age_ms: age(self.level1_ms), level2_age_ms: age(self.level2_ms) }
+    }
+
     fn merge(&mut self, later: Self) {
         if later.level1_ms >= self.level1_ms {
             (self.node, self.offset_ms) = (later.node, later.offset_ms);

@@ -266,7 +266,7 @@ fn a_node_that_was_away_takes_the_others_word_for_a_silence() {
     node.gone(N2, "a", "i1");
     node.pass(7_000, |node| node.report(N2, "b", "i1", 0, 0));
     let word = node.ages.hearsay(node.now_ms);
-    let told: Vec<_> = word.iter().map(|word| (&*word.agent_id, word.level1_age_ms)).collect();
+    let told: Vec<_> = word.iter().map(|word| (&*word.agent_id, word.heard.unwrap().level1_age_ms)).collect();
     assert_eq!(told, [("a", 7_000)]);
 
     // It starts now, and is told before it has read its own log. Soon it leads.
@@ -304,7 +304,7 @@ fn a_node_lost_again_grants_nothing_to_whom_it_no_longer_held() {
 }
 
 #[test]
-fn who_was_never_heard_gets_one_ttl_from_the_start_of_the_lead() {
+fn who_was_never_heard_has_three_seconds_from_the_start_of_the_lead() {
     // It was known here for long, but no node has told of it.
     let mut node = Node::new(&["a"]);
     node.pass(60_000, quiet);
@@ -313,8 +313,21 @@ fn who_was_never_heard_gets_one_ttl_from_the_start_of_the_lead() {
     node.pass(20_000, quiet);
     let took = node.took();
     let (at, _) = took[0].split_once(' ').unwrap();
-    assert!((9_000..=10_000).contains(&(at.parse::<u64>().unwrap() - since)), "{took:?}");
+    assert!((3_000..=4_000).contains(&(at.parse::<u64>().unwrap() - since)), "{took:?}");
     assert_eq!(took.len(), 1);
+}
+
+#[test]
+fn who_was_never_heard_by_anybody_is_found_however_leaders_change() {
+    // Registered, and dead before any node told of it.
+    let mut node = Node::new(&["a"]);
+    node.pass(8_000, quiet);
+    let word = node.ages.hearsay(node.now_ms);
+    let mut fresh = Node::new(&["a"]);
+    fresh.ages.told(fresh.now_ms, 9, N2, &Summary { hearsay: word, ..Summary::default() });
+    fresh.leading_since_ms = Some(fresh.now_ms);
+    fresh.pass(4_000, quiet);
+    assert_eq!(fresh.state("a"), AgentState::Offline);
 }
 
 #[test]

@@ -23,8 +23,9 @@ use crate::{
 
 /// How often all states are looked at: what is measured is known to that.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
-/// Between two of them, with a step that no heartbeat divides: all phases of a heartbeat occur.
-const NEXT_AFTER: Duration = Duration::from_millis(171);
+/// Between two of them. No heartbeat divides it, so that all phases occur; and so few are silent at a
+/// time that their expiry does not wait as that of many at once does.
+const NEXT_AFTER: Duration = Duration::from_millis(371);
 /// After the last one.
 const SEEN_MAX: Duration = Duration::from_secs(30);
 

@@ -8,11 +8,10 @@ use command_fds::{CommandFdExt, FdMapping};
 use reach_client::{Agent, Done, Failure, RunningAgent, Status, Stopped, Task};
 use reach_config::Contexts;
 use reach_protocol::{AgentId, Json, Limits, Money};
-use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Deserialize;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    process::{Child, Command},
+    process::Command,
 };
 
 use crate::{
@@ -42,7 +41,6 @@ pub struct Program {
     pub program: String,
     pub args: Vec<String>,
     pub excerpt_from: ExcerptFrom,
-    pub guard: Arc<Guard>,
 }
 
 /// `agents run`: attaches the agent and serves until it is interrupted or fenced.
@@ -58,14 +56,8 @@ pub async fn serve(args: &AgentsRun, contexts: &Contexts, global: &Global) -> Re
     let agent_id = args.id.clone().map_or_else(|| default_id(program), Ok)?;
     let context = contexts.current(global.context.as_deref())?;
     let options = crate::online::options_as(&context, global, &agent_id)?;
-    let guard =
-        Guard::start().map_err(|error| cli::Failure::refused(format!("no guard process: {error}")))?;
-    let program = Arc::new(Program {
-        program: program.clone(),
-        args: rest.to_vec(),
-        excerpt_from: args.excerpt_from,
-        guard: Arc::new(guard),
-    });
+    let program =
+        Arc::new(Program { program: program.clone(), args: rest.to_vec(), excerpt_from: args.excerpt_from });
 
     // Not in the context's folder: what an agent has answered for outlives a context.
     let inbox = contexts.home().join("inboxes").join(context.cluster.as_str()).join(agent_id.as_str());
@@ -193,6 +185,7 @@ impl Program {
         let failed = |what: &str, error: std::io::Error| Failure::Error(format!("{what}: {error}"));
 
         let (mut side, side_writer) = tokio_pipe().map_err(|error| failed("no pipe", error))?;
+        let guard = Guard::start().map_err(|error| failed("no guard process", error))?;
         let mut command = Command::new(&self.program);
         command
             .args(&self.args)
@@ -205,12 +198,11 @@ impl Program {
             .stderr(Stdio::piped())
             // A group of its own: Ctrl-C is for us, who let it end, and a cancelled task takes along
             // whatever its command has started.
-            .process_group(0);
+            .process_group(guard.group());
         command
             .fd_mappings(vec![FdMapping { parent_fd: side_writer, child_fd: SIDE_FD }])
             .map_err(|error| Failure::Error(format!("descriptor {SIDE_FD} can't be given: {error}")))?;
         let mut child = command.spawn().map_err(|error| failed(&self.program, error))?;
-        let mut group = Group::of(&child, &self.guard);
         // The command object keeps our end of the pipe; without this the side channel never ends.
         drop(command);
 
@@ -231,7 +223,7 @@ impl Program {
             child.wait()
         );
         let status = status.map_err(|error| failed(&self.program, error))?;
-        group.end();
+        guard.leave().await;
         match status.code() {
             Some(0) => {}
             Some(UNPARSEABLE) => {
@@ -261,38 +253,6 @@ impl Program {
         match said.cost {
             Some(cost) => done.cost(cost),
             None => done,
-        }
-    }
-}
-
-/// A command and everything it started. Killed when the task ends before the command has, and by
-/// the guard when this process does.
-struct Group {
-    leader: Option<Pid>,
-    guard: Arc<Guard>,
-}
-
-impl Group {
-    fn of(child: &Child, guard: &Arc<Guard>) -> Self {
-        let leader = child.id().and_then(|pid| Pid::from_raw(pid as i32));
-        leader.inspect(|leader| guard.watch(*leader));
-        Self { leader, guard: guard.clone() }
-    }
-
-    /// The command has ended by itself; what it left running on purpose goes on.
-    fn end(&mut self) {
-        if let Some(leader) = self.leader.take() {
-            self.guard.forget(leader);
-        }
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        if let Some(leader) = self.leader.take() {
-            // None left is what we want.
-            let _ = kill_process_group(leader, Signal::KILL);
-            self.guard.forget(leader);
         }
     }
 }

@@ -1,31 +1,33 @@
-//! A second process beside `agents run`, so that no command outlives its agent, however that ends:
-//! `kill -9` leaves it no time to end its commands itself. The guard is told which process groups
-//! run, and kills what is left of them when nobody is there to tell it more.
+//! A second process beside each command of `agents run`, so that no command outlives its agent,
+//! however that ends: `kill -9` leaves it no time to end its commands itself. The guard leads the
+//! process group the command is started into, and kills that group, itself included, when the agent's
+//! end of its pipe is gone. There is no moment in which the command runs and nobody would end it.
 
 use std::{
-    collections::BTreeSet,
-    io::{self, BufRead, Write},
-    os::unix::process::CommandExt,
-    process::{Child, ChildStdin, Command, Stdio},
-    sync::Mutex,
+    io::{self, Read},
+    process::Stdio,
 };
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process_group};
+use tokio::{
+    io::AsyncWriteExt,
+    process::{Child, Command},
+};
 
 /// The hidden subcommand.
 pub const COMMAND: &str = "run-guard";
 
-/// The agent's end. Dropped, or gone with its process, it lets the guard do its work.
+/// One command and everything it starts. Dropped, it kills what is left of them.
 #[derive(Debug)]
 pub struct Guard {
-    told: Mutex<ChildStdin>,
-    // Kept, so that its id is not another's while we run.
-    _process: Child,
+    process: Child,
+    /// Nobody, once the guard has been told to leave them.
+    group: Option<Pid>,
 }
 
 impl Guard {
     pub fn start() -> io::Result<Self> {
-        let mut process = Command::new(std::env::current_exe()?)
+        let process = Command::new(std::env::current_exe()?)
             .arg(COMMAND)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -33,40 +35,39 @@ impl Guard {
             // Ctrl-C is for the agent, which lets its tasks end.
             .process_group(0)
             .spawn()?;
-        let told = Mutex::new(process.stdin.take().expect("asked for above"));
-        Ok(Self { told, _process: process })
+        let group = process.id().and_then(|pid| Pid::from_raw(pid as i32));
+        Ok(Self { process, group })
     }
 
-    /// From now on the group goes with this process.
-    pub fn watch(&self, leader: Pid) {
-        self.tell('+', leader);
+    /// The process group to start the command in.
+    pub fn group(&self) -> i32 {
+        self.group.map_or(0, Pid::as_raw_pid)
     }
 
-    /// The group is over.
-    pub fn forget(&self, leader: Pid) {
-        self.tell('-', leader);
-    }
-
-    fn tell(&self, sign: char, leader: Pid) {
-        let line = format!("{sign}{}\n", leader.as_raw_pid());
-        // Without its guard an agent works on: it only can't be cleaned up after.
-        let _ = self.told.lock().expect("no panic holds this lock").write_all(line.as_bytes());
+    /// The command has ended by itself; what it left running on purpose goes on.
+    pub async fn leave(mut self) {
+        self.group = None;
+        if let Some(mut told) = self.process.stdin.take() {
+            // A guard that is gone already leaves them too.
+            let _ = told.write_all(b"\n").await;
+        }
     }
 }
 
-/// The guard itself: until `told` ends.
-pub fn run(told: impl BufRead) {
-    let mut groups = BTreeSet::new();
-    for line in told.lines().map_while(Result::ok) {
-        let group = line.get(1..).and_then(|pid| pid.parse::<i32>().ok()).filter(|pid| *pid > 1);
-        match (line.chars().next(), group) {
-            (Some('+'), Some(group)) => drop(groups.insert(group)),
-            (Some('-'), Some(group)) => drop(groups.remove(&group)),
-            _ => {}
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // Nobody has waited for the guard yet, so the number is still its own.
+        if let Some(group) = self.group {
+            let _ = kill_process_group(group, Signal::KILL);
         }
     }
-    for group in groups.into_iter().filter_map(Pid::from_raw) {
-        // One that is gone already is what we want.
-        let _ = kill_process_group(group, Signal::KILL);
+}
+
+/// The guard itself: until it is told to leave, or there is nobody left to tell it.
+pub fn run(mut told: impl Read) {
+    let told_to_leave = matches!(told.read(&mut [0]), Ok(1..));
+    // Started by hand it may stand in somebody else's group.
+    if !told_to_leave && getpgrp() == getpid() {
+        let _ = kill_process_group(getpgrp(), Signal::KILL);
     }
 }

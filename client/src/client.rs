@@ -149,8 +149,19 @@ impl Client {
         self.connection.options().drain_timeout
     }
 
+    pub(crate) fn request_timeout(&self) -> Duration {
+        self.connection.options().request_timeout
+    }
+
+    /// An agent's events are its own.
+    pub(crate) fn sign(&self, envelope: &mut Envelope) {
+        if let Some(agent_id) = &self.agent_id {
+            envelope.source.get_or_insert_with(|| source_of(agent_id));
+        }
+    }
+
     fn by_default(&self) -> Instant {
-        Instant::now() + self.connection.options().request_timeout
+        Instant::now() + self.request_timeout()
     }
 
     /// Who the cluster says we are.
@@ -194,9 +205,7 @@ impl Client {
                 scope.taken(deadline).await;
             }
         }
-        if let Some(agent_id) = &self.agent_id {
-            envelope.source.get_or_insert_with(|| source_of(agent_id));
-        }
+        self.sign(&mut envelope);
         envelope
     }
 }

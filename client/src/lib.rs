@@ -7,6 +7,7 @@
 mod agent;
 mod client;
 mod connection;
+mod consumer;
 mod context;
 mod dispatch;
 mod entry;
@@ -21,6 +22,7 @@ mod uptime;
 
 pub use agent::{Agent, AgentBuilder, RunningAgent};
 pub use client::{Client, Submitted};
+pub use consumer::{Consumer, Pulled};
 pub use context::Context;
 pub use error::Error;
 pub use inbox::InboxError;

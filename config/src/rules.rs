@@ -33,7 +33,7 @@ pub fn default_text() -> String {
 
 /// Any rules as a commented document. Read again it gives the same rules.
 pub fn render(rules: &Rules) -> String {
-    let Rules { liveness, delivery, routing, limits, grants } = rules;
+    let Rules { liveness, delivery, routing, events, limits, grants } = rules;
     let mut text = String::from(
         "# The rules of an Agent-Reach cluster, in force on all nodes alike within a second of\n\
          #     agent-reach rules apply rules.toml\n\
@@ -100,6 +100,23 @@ pub fn render(rules: &Rules) -> String {
         "# Messages that may wait for an agent at once; above it submissions are `overloaded`.\n",
         "waiting_max",
         number(routing.waiting_max),
+    );
+    line("\n", "[events]", String::new());
+    line(
+        "# How long a topic keeps an event, and how many bytes; `topics set` declares others for one topic.\n",
+        "max_age_ms",
+        number(events.max_age_ms),
+    );
+    line("", "max_bytes", number(events.max_bytes));
+    line(
+        "# Without a word on it for this long, an event is handed out again.\n",
+        "ack_wait_ms",
+        number(events.ack_wait_ms),
+    );
+    line(
+        "# Times an event is handed out; then it goes to the group's dead letters.\n",
+        "deliveries_max",
+        number(events.deliveries_max.into()),
     );
     line("\n", "[limits]", String::new());
     line("# Of a message.\n", "payload_bytes", number(limits.payload_bytes as u64));

@@ -5,8 +5,9 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use reach_protocol::{
-    AgentId, Fact, InstanceId, MessageState, MsgId, Reply, RulesRecord, Stamp, TraceId,
+    AgentId, EventType, Fact, InstanceId, MessageState, MsgId, Reply, RulesRecord, Stamp, TraceId,
     agent::AgentRecord,
+    event::TopicRecord,
     message::{Holder, Hop, MessageRecord, StateName},
 };
 
@@ -20,6 +21,7 @@ pub(crate) struct Change<'a> {
     /// Each is written once, as it stands at the end of the command.
     messages: BTreeMap<MsgId, Arc<MessageRecord>>,
     traces: BTreeMap<TraceId, TraceRecord>,
+    topics: BTreeMap<EventType, Arc<TopicRecord>>,
 }
 
 impl<'a> Change<'a> {
@@ -31,13 +33,15 @@ impl<'a> Change<'a> {
             writes: Vec::new(),
             messages: BTreeMap::new(),
             traces: BTreeMap::new(),
+            topics: BTreeMap::new(),
         }
     }
 
     pub fn into_outcome(self, reply: Reply) -> Outcome {
-        let Self { facts, mut writes, messages, traces, .. } = self;
+        let Self { facts, mut writes, messages, traces, topics, .. } = self;
         writes.extend(messages.into_values().map(Write::PutMessage));
         writes.extend(traces.into_iter().map(|(trace_id, record)| Write::PutTrace { trace_id, record }));
+        writes.extend(topics.into_values().map(Write::PutTopic));
         let refused = matches!(reply, Reply::Refused(_));
         assert!(!refused || (writes.is_empty() && facts.is_empty()), "a refused command changes nothing");
         Outcome { reply, facts, writes }
@@ -59,12 +63,27 @@ impl<'a> Change<'a> {
         self.traces.get(trace_id).cloned().or_else(|| self.rows.trace(trace_id)).unwrap_or_default()
     }
 
+    pub fn topic(&self, event_type: &EventType) -> Option<Arc<TopicRecord>> {
+        self.topics.get(event_type).cloned().or_else(|| self.rows.topic(event_type))
+    }
+
+    pub fn put_topic(&mut self, record: TopicRecord) {
+        self.topics.insert(record.event_type.clone(), Arc::new(record));
+    }
+
     pub fn write(&mut self, write: Write) {
         self.writes.push(write);
     }
 
     pub fn fact(&mut self, fact: Fact) {
         self.facts.push(fact);
+    }
+
+    /// A fact that says the same however often it is told in one command.
+    pub fn fact_once(&mut self, fact: Fact) {
+        if self.facts.last() != Some(&fact) {
+            self.facts.push(fact);
+        }
     }
 
     /// A new message that waits: its first hop, from nothing to `pending`.

@@ -2,14 +2,14 @@
 //! nothing can happen without its event. They carry ids and figures, never content.
 
 use reach_protocol::{
-    AgentId, AgentState, EventType, InstanceId, Json, Money, MsgId,
+    AgentId, AgentState, EventRow, EventType, InstanceId, Json, Money, MsgId, Stamp, TraceId,
     agent::AgentRecord,
     command::ExpiryPause,
-    message::{EventRow, Holder, MessageRecord},
+    message::{Holder, MessageRecord},
 };
 use serde::Serialize;
 
-use crate::{change::Change, rows::Write};
+use crate::change::Change;
 
 /// The data of `task.completed.v1`.
 #[derive(Serialize)]
@@ -21,7 +21,6 @@ struct TaskCompleted<'a> {
     cost: Option<Money>,
 }
 
-/// A command completes at most one message, so the rows' next offset is free.
 pub(crate) fn task_completed(
     change: &mut Change<'_>,
     record: &MessageRecord,
@@ -42,7 +41,6 @@ struct LivenessChanged<'a> {
     reason: &'a str,
 }
 
-/// A command changes the liveness of at most one agent.
 pub(crate) fn liveness_changed(change: &mut Change<'_>, record: &AgentRecord) {
     let data = LivenessChanged {
         agent_id: record.agent_id(),
@@ -67,13 +65,29 @@ pub(crate) fn mass_expiry(change: &mut Change<'_>, pause: &ExpiryPause) {
 }
 
 fn put(change: &mut Change<'_>, event_type: &str, of: Option<&MessageRecord>, data: &impl Serialize) {
-    let event_type = EventType::parse(event_type).expect("the name keeps the rule");
-    let row = EventRow {
-        offset: change.rows.next_offset(&event_type),
-        event_type,
-        at: change.stamp,
+    change.append_row(Row {
+        event_type: EventType::parse(event_type).expect("the name keeps the rule"),
+        msg_id: None,
         trace_id: of.map(|record| record.trace_id.clone()),
+        source: None,
+        key: None,
         data: Json::of(data).expect("ids and numbers are JSON"),
-    };
-    change.write(Write::PutEvent(row));
+    });
+}
+
+/// An event that has no place yet.
+pub(crate) struct Row {
+    pub event_type: EventType,
+    pub msg_id: Option<MsgId>,
+    pub trace_id: Option<TraceId>,
+    pub source: Option<AgentId>,
+    pub key: Option<String>,
+    pub data: Json,
+}
+
+impl Row {
+    pub fn at(self, offset: u64, bytes_before: u64, at: Stamp) -> EventRow {
+        let Self { event_type, msg_id, trace_id, source, key, data } = self;
+        EventRow { event_type, offset, at, msg_id, trace_id, source, key, bytes_before, data }
+    }
 }

@@ -9,12 +9,14 @@
 mod certificates;
 mod change;
 mod event;
+mod group;
 pub mod live;
 pub mod memory;
 mod message;
 mod registry;
 pub mod rows;
 mod rules;
+mod topic;
 
 use reach_protocol::{Code, Command, ErrorReply, MsgId, Reply, Stamp};
 
@@ -25,7 +27,7 @@ pub use rows::{Outcome, Position, Rows, Slot, TraceRecord, Write};
 use change::Change;
 
 /// What `command` does at `position`. `rows` are the tables just before it, `stamp` is its entry's.
-/// The position itself decides nothing yet; consumer groups will be told by it.
+/// The position itself decides nothing.
 ///
 /// Until the first `Init` every other command is refused with `no_leader`: there are no rules to
 /// go by. What a refusal says never quotes a payload, a result or an intent.
@@ -55,6 +57,24 @@ fn perform(change: &mut Change<'_>, command: &Command) -> Result<Reply, ErrorRep
         Command::Revoke { revoked, whose, ends_s, author } => {
             certificates::revoke(change, revoked, whose.as_ref(), *ends_s, author)
         }
+
+        Command::Publish { events, author } => topic::publish(change, events, author),
+        Command::SetTopic { event_type, max_age_ms, max_bytes, author } => {
+            topic::set(change, event_type, *max_age_ms, *max_bytes, author)
+        }
+        Command::Trim { event_type, to, author } => topic::trim(change, event_type, *to, author.as_ref()),
+        Command::RemoveTopic { event_type, author } => topic::remove(change, event_type, author),
+        Command::CreateGroup { group, topics, starts, author } => {
+            group::create(change, group, topics, starts, author)
+        }
+        Command::ResetGroup { group, resets, starts, author } => {
+            group::reset(change, group, *resets, starts, author)
+        }
+        Command::RemoveGroup { group, author } => group::remove(change, group, author),
+        Command::HandOut { group, member, pull, max, ack_wait_ms } => {
+            group::hand_out(change, group, member, *pull, *max, *ack_wait_ms)
+        }
+        Command::Say { group, member, about, word } => group::say(change, group, member, about, word),
 
         Command::Register { registration, instance, started_ms, author } => {
             registry::register(change, registration, instance, *started_ms, author)
@@ -129,6 +149,15 @@ fn msg_id(command: &Command) -> Option<&MsgId> {
         | Command::Resume { .. }
         | Command::PauseExpiry { .. }
         | Command::ExpireNow { .. }
+        | Command::Publish { .. }
+        | Command::SetTopic { .. }
+        | Command::Trim { .. }
+        | Command::RemoveTopic { .. }
+        | Command::CreateGroup { .. }
+        | Command::ResetGroup { .. }
+        | Command::RemoveGroup { .. }
+        | Command::HandOut { .. }
+        | Command::Say { .. }
         | Command::SetLiveness { .. } => None,
     }
 }

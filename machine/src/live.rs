@@ -1,11 +1,16 @@
-//! The part of the tables that is kept in memory: registry, unfinished messages, slots, rules, revocations. A
+//! The part of the tables that is kept in memory: registry, unfinished messages, slots, rules, revocations,
+//! topics and groups. A
 //! function of the writes alone, so every store and every test can share it.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use reach_protocol::{
-    AgentId, MessageState, MsgId, Principal, Revocation, Revoked, RulesRecord, agent::AgentRecord,
-    certificate::Fingerprint, id::Serial, message::MessageRecord,
+    AgentId, EventType, MessageState, MsgId, Name, Principal, Revocation, Revoked, RulesRecord,
+    agent::AgentRecord,
+    certificate::Fingerprint,
+    event::{GroupPosition, GroupRecord, TopicRecord},
+    id::Serial,
+    message::MessageRecord,
 };
 
 use crate::rows::{Slot, Write};
@@ -20,6 +25,9 @@ pub struct Live {
     /// How many of `messages` are pending.
     pub waiting: u64,
     pub revocations: BTreeMap<Revoked, Arc<Revocation>>,
+    pub topics: BTreeMap<EventType, Arc<TopicRecord>>,
+    pub groups: BTreeMap<Name, Arc<GroupRecord>>,
+    pub positions: BTreeMap<Name, BTreeMap<EventType, Arc<GroupPosition>>>,
 }
 
 impl Live {
@@ -61,12 +69,36 @@ impl Live {
             Write::RemoveRevocation(revoked) => {
                 self.revocations.remove(revoked);
             }
+            Write::PutTopic(record) => {
+                self.topics.insert(record.event_type.clone(), record.clone());
+            }
+            Write::PutGroup(record) => {
+                self.groups.insert(record.group.clone(), record.clone());
+            }
+            Write::RemoveGroup { group } => {
+                self.groups.remove(group);
+            }
+            Write::PutPosition(position) => {
+                let positions = self.positions.entry(position.group.clone()).or_default();
+                positions.insert(position.event_type.clone(), position.clone());
+            }
+            Write::RemovePosition { group, event_type } => {
+                if let Some(positions) = self.positions.get_mut(group) {
+                    positions.remove(event_type);
+                    if positions.is_empty() {
+                        self.positions.remove(group);
+                    }
+                }
+            }
             Write::PutEnvelope { .. }
             | Write::PutResult { .. }
             | Write::PutDelivered { .. }
             | Write::PutTrace { .. }
             | Write::PutHop { .. }
-            | Write::PutEvent(_) => {}
+            | Write::PutEvent(_)
+            | Write::RemoveEvents { .. }
+            | Write::PutEventMark { .. }
+            | Write::RemoveEventMark { .. } => {}
         }
     }
 

@@ -7,10 +7,11 @@ use std::{
 };
 
 use reach_protocol::{
-    AgentId, Envelope, EventType, Json, MsgId, Revocation, Revoked, RulesRecord, TraceId,
+    AgentId, Envelope, EventRow, EventType, Json, MsgId, Name, Revocation, Revoked, RulesRecord, TraceId,
     agent::{AgentRecord, Tombstone},
     codec::Encoded,
-    message::{EventRow, Hop, MessageRecord},
+    event::{EventMark, GroupPosition, GroupRecord, TopicRecord},
+    message::{Hop, MessageRecord},
 };
 
 use crate::{
@@ -31,7 +32,8 @@ pub struct MemoryRows {
     traces: BTreeMap<TraceId, TraceRecord>,
     hops: BTreeMap<TraceId, Vec<Hop>>,
     tombstones: BTreeMap<AgentId, Tombstone>,
-    events: BTreeMap<EventType, Vec<EventRow>>,
+    events: BTreeMap<EventType, BTreeMap<u64, EventRow>>,
+    event_marks: BTreeMap<MsgId, EventMark>,
 }
 
 impl MemoryRows {
@@ -55,6 +57,11 @@ impl MemoryRows {
             | Write::PutSlot { .. }
             | Write::RemoveSlot { .. }
             | Write::PutRevocation(_)
+            | Write::PutTopic(_)
+            | Write::PutGroup(_)
+            | Write::RemoveGroup { .. }
+            | Write::PutPosition(_)
+            | Write::RemovePosition { .. }
             | Write::RemoveRevocation(_) => {}
             Write::RemoveAgent { agent_id, tombstone } => {
                 self.tombstones.insert(agent_id, tombstone);
@@ -88,8 +95,22 @@ impl MemoryRows {
             }
             Write::PutEvent(row) => {
                 let rows = self.events.entry(row.event_type.clone()).or_default();
-                assert_eq!(row.offset, rows.len() as u64, "the offsets of an event type are dense");
-                rows.push(row);
+                if let Some(last) = rows.last_key_value() {
+                    assert_eq!(row.offset, last.0 + 1, "the offsets of a topic are dense");
+                }
+                rows.insert(row.offset, row);
+            }
+            Write::RemoveEvents { event_type, from, to } => {
+                let rows = self.events.entry(event_type).or_default();
+                assert!(rows.keys().next().is_none_or(|first| *first == from), "the first ones go first");
+                *rows = rows.split_off(&to);
+            }
+            Write::PutEventMark { msg_id, mark } => {
+                let before = self.event_marks.insert(msg_id, mark);
+                assert!(before.is_none(), "an event has one place");
+            }
+            Write::RemoveEventMark { msg_id } => {
+                self.event_marks.remove(&msg_id);
             }
         }
     }
@@ -138,13 +159,17 @@ impl MemoryRows {
         self.hops.get(trace_id).map_or(&[], Vec::as_slice)
     }
 
-    /// The log of an event type, in order; a row's offset is its place.
-    pub fn events(&self, event_type: &EventType) -> &[EventRow] {
-        self.events.get(event_type).map_or(&[], Vec::as_slice)
+    /// What a topic keeps, in order.
+    pub fn events_of(&self, event_type: &EventType) -> impl Iterator<Item = &EventRow> + use<'_> {
+        self.events.get(event_type).into_iter().flat_map(BTreeMap::values)
     }
 
     pub fn event_types(&self) -> impl Iterator<Item = &EventType> {
         self.events.keys()
+    }
+
+    pub fn event_marks(&self) -> &BTreeMap<MsgId, EventMark> {
+        &self.event_marks
     }
 
     pub fn envelopes(&self) -> &BTreeMap<MsgId, Encoded<Envelope>> {
@@ -206,8 +231,33 @@ impl Rows for MemoryRows {
         self.traces.get(trace_id).cloned()
     }
 
-    fn next_offset(&self, event_type: &EventType) -> u64 {
-        self.events(event_type).len() as u64
+    fn topic(&self, event_type: &EventType) -> Option<Arc<TopicRecord>> {
+        self.live.topics.get(event_type).cloned()
+    }
+
+    fn topics(&self) -> Vec<Arc<TopicRecord>> {
+        self.live.topics.values().cloned().collect()
+    }
+
+    fn events(&self, event_type: &EventType, from: u64, to: u64) -> Vec<EventRow> {
+        let rows = self.events.get(event_type).into_iter();
+        rows.flat_map(|rows| rows.range(from..to)).map(|(_, row)| row.clone()).collect()
+    }
+
+    fn event_mark(&self, msg_id: &MsgId) -> Option<EventMark> {
+        self.event_marks.get(msg_id).cloned()
+    }
+
+    fn group(&self, group: &Name) -> Option<Arc<GroupRecord>> {
+        self.live.groups.get(group).cloned()
+    }
+
+    fn positions(&self, group: &Name) -> Vec<Arc<GroupPosition>> {
+        self.live.positions.get(group).into_iter().flat_map(BTreeMap::values).cloned().collect()
+    }
+
+    fn position(&self, group: &Name, event_type: &EventType) -> Option<Arc<GroupPosition>> {
+        self.live.positions.get(group)?.get(event_type).cloned()
     }
 
     fn waiting(&self) -> u64 {

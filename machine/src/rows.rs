@@ -4,11 +4,12 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use reach_protocol::{
-    AgentId, Envelope, EventType, Fact, InstanceId, Json, MsgId, Reply, Revocation, Revoked, RulesRecord,
-    TraceId,
+    AgentId, Envelope, EventRow, EventType, Fact, InstanceId, Json, MsgId, Name, Reply, Revocation, Revoked,
+    RulesRecord, TraceId,
     agent::{AgentRecord, Tombstone},
     codec::Encoded,
-    message::{EventRow, Hop, MessageRecord},
+    event::{EventMark, GroupPosition, GroupRecord, TopicRecord},
+    message::{Hop, MessageRecord},
 };
 use serde::{Deserialize, Serialize};
 
@@ -27,8 +28,16 @@ pub trait Rows {
     /// Whether an attempt at this message was ever `received` by this agent.
     fn was_delivered(&self, msg_id: &MsgId, agent_id: &AgentId) -> bool;
     fn trace(&self, trace_id: &TraceId) -> Option<TraceRecord>;
-    /// The next free offset of an event type's log.
-    fn next_offset(&self, event_type: &EventType) -> u64;
+    fn topic(&self, event_type: &EventType) -> Option<Arc<TopicRecord>>;
+    /// Every topic, in order of their types.
+    fn topics(&self) -> Vec<Arc<TopicRecord>>;
+    /// Events `from..to` of a topic, as far as they are kept.
+    fn events(&self, event_type: &EventType, from: u64, to: u64) -> Vec<EventRow>;
+    fn event_mark(&self, msg_id: &MsgId) -> Option<EventMark>;
+    fn group(&self, group: &Name) -> Option<Arc<GroupRecord>>;
+    /// A group's positions, in order of the topics' types.
+    fn positions(&self, group: &Name) -> Vec<Arc<GroupPosition>>;
+    fn position(&self, group: &Name, event_type: &EventType) -> Option<Arc<GroupPosition>>;
     /// Messages that wait for an agent.
     fn waiting(&self) -> u64;
     /// Every revocation; at most `REVOCATIONS_MAX`.
@@ -96,7 +105,31 @@ pub enum Write {
         ordinal: u64,
         hop: Hop,
     },
+    PutTopic(Arc<TopicRecord>),
     PutEvent(EventRow),
+    /// Events `from..to`, which are the first that are kept.
+    RemoveEvents {
+        event_type: EventType,
+        from: u64,
+        to: u64,
+    },
+    /// Notes where the event with this key went.
+    PutEventMark {
+        msg_id: MsgId,
+        mark: EventMark,
+    },
+    RemoveEventMark {
+        msg_id: MsgId,
+    },
+    PutGroup(Arc<GroupRecord>),
+    RemoveGroup {
+        group: Name,
+    },
+    PutPosition(Arc<GroupPosition>),
+    RemovePosition {
+        group: Name,
+        event_type: EventType,
+    },
     PutRevocation(Arc<Revocation>),
     RemoveRevocation(Revoked),
 }

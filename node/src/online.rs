@@ -1,5 +1,7 @@
 //! The commands that ask a cluster.
 
+mod events;
+
 use std::{collections::BTreeMap, io::Read, path::Path, time::Duration};
 
 use reach_client::{Client, Credentials, Options};
@@ -16,8 +18,8 @@ use crate::{
     cli::{
         Failure, Output,
         args::{
-            AgentsCommand, AgentsLs, CertsCommand, ClusterCommand, Command, Format, Global, MessagesCommand,
-            RulesCommand, Send,
+            AgentsCommand, AgentsLs, CertsCommand, ClusterCommand, Command, EventsCommand, Format, Global,
+            MessagesCommand, RulesCommand, Send,
         },
         certs, certs_revoke,
     },
@@ -69,6 +71,7 @@ pub async fn run(
         Given::Revocation(target) => return session.certs_revoke(*target).await,
         Given::Registration(registration) => return session.agents_register(*registration).await,
         Given::Envelope { envelope, detach } => return session.send(*envelope, detach).await,
+        Given::Event(envelope) => return session.publish(*envelope).await,
         Given::Rules { text, expect } => return session.rules_apply(text, expect).await,
         Given::Nothing => {}
     }
@@ -106,6 +109,9 @@ pub async fn run(
             Answer::Trace { hops, messages, as_of } => output.print(&show::trace(&hops, &messages, as_of)),
             _ => Err(unexpected()),
         },
+        Command::Events(command) => session.events(command).await,
+        Command::Topics(command) => session.topics(command).await,
+        Command::Groups(command) => session.groups(command).await,
         Command::Rules(RulesCommand::Show) => match session.ask(Request::Rules).await? {
             Answer::Rules(record) => session.rules(&record),
             _ => Err(unexpected()),
@@ -131,6 +137,7 @@ enum Given {
     Nothing,
     Envelope { envelope: Box<Envelope>, detach: bool },
     Registration(Box<Registration>),
+    Event(Box<Envelope>),
     Rules { text: String, expect: Option<u64> },
     Revocation(Box<certs_revoke::Target>),
 }
@@ -156,6 +163,15 @@ impl Given {
                         ..error
                     })?;
                 Self::Registration(Box::new(registration))
+            }
+            Command::Events(EventsCommand::Publish { event_type, payload, key, msg_id, trace_id }) => {
+                let envelope = Envelope {
+                    key: key.clone(),
+                    msg_id: msg_id.clone(),
+                    trace_id: trace_id.clone(),
+                    ..Envelope::event(event_type, payload.payload()?)
+                };
+                Self::Event(Box::new(envelope))
             }
             Command::Rules(RulesCommand::Apply { file, expect }) => {
                 let text = read(file)?;

@@ -1,5 +1,7 @@
 //! Answers as people and programs see them: one JSON value, and one table of the same.
 
+mod events;
+
 use reach_protocol::{
     AgentId, AgentState, InstanceId, MessageState, MsgId, RulesRecord, Stamp, StateReason,
     agent::AgentRecord,
@@ -12,6 +14,8 @@ use reach_protocol::{
 use serde_json::{Value, json};
 
 use crate::node;
+
+pub use events::{done, event_line, events, group, groups, heard, published, pulled, topic, topics};
 
 /// What a command prints: `-o json` takes the value, a table the rest.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -711,3 +711,108 @@ fn operators_drain_resume_and_remove_and_no_call_of_a_fenced_run_is_heard() -> a
     assert_eq!(cluster.ask(0, "GET", "/v1/agents/e1", None).code(), "not_found");
     cluster.stop()
 }
+
+#[test]
+fn events_are_published_read_handed_out_and_acknowledged() -> anyhow::Result<()> {
+    let cluster = Cluster::start()?;
+    let post = |path: &str, body: Value| cluster.ask(1, "POST", path, Some(body));
+    let event = |n: u64| json!({ "event_type": "build.done.v1", "payload": { "n": n }, "key": "main" });
+
+    let first = post("/v1/events", event(0)).ok();
+    assert_eq!(keys(&first), ["duplicate", "event_type", "msg_id", "offset"]);
+    assert_eq!((&first["offset"], &first["duplicate"]), (&json!(0), &json!(false)));
+    let list = json!([event(1), event(2), { "event_type": "other.v1", "payload": {}, "msg_id": "o" }]);
+    let published = post("/v1/events", list).ok();
+    let offsets: Vec<_> =
+        published["items"].as_array().into_iter().flatten().map(|one| &one["offset"]).collect();
+    assert_eq!(offsets, [1, 2, 0]);
+    let again = json!({ "event_type": "other.v1", "payload": {}, "msg_id": "o" });
+    assert_eq!(post("/v1/events", again).ok()["duplicate"], true);
+
+    let page = cluster.ask(2, "GET", "/v1/topics/build.done.v1/events?from=1", None).ok();
+    assert_eq!((&page["next"], page["items"].as_array().map(Vec::len)), (&json!(3), Some(2)));
+    let shown = &page["items"][0];
+    assert_eq!(
+        (&shown["offset"], &shown["payload"], &shown["key"]),
+        (&json!(1), &json!({ "n": 1 }), &json!("main"))
+    );
+    assert_eq!(shown["source"], json!({ "agent_id": "http-loopback" }));
+    let topics = cluster.get("/v1/topics");
+    let names: Vec<_> =
+        topics["items"].as_array().into_iter().flatten().map(|topic| &topic["event_type"]).collect();
+    assert_eq!(names, ["build.done.v1", "other.v1"]);
+
+    let made = cluster.ask(0, "PUT", "/v1/groups/ci", Some(json!({ "topics": "build.*", "from": 1 }))).ok();
+    assert_eq!((&made["lag"], &made["positions"][0]["floor"]), (&json!(2), &json!(1)));
+    let pulled = post("/v1/groups/ci/pull?max=1&member=w1&pull=p1", json!({})).ok();
+    assert_eq!((&pulled["items"][0]["offset"], &pulled["items"][0]["deliveries"]), (&json!(1), &json!(1)));
+    // Asked again by its name, through another node.
+    let repeat = cluster.ask(2, "POST", "/v1/groups/ci/pull?max=1&member=w1&pull=p1", None).ok();
+    assert_eq!(repeat, pulled);
+    let nack = json!({ "event_type": "build.done.v1", "offsets": [1], "member": "w1", "cause": "not now" });
+    assert_eq!(post("/v1/groups/ci/nack", nack).ok()["changed"], 1);
+    let pulled = post("/v1/groups/ci/pull?member=w2", json!({})).ok();
+    let handed: Vec<_> =
+        pulled["items"].as_array().into_iter().flatten().map(|one| &one["deliveries"]).collect();
+    assert_eq!(handed, [2, 1]);
+    let all = json!({ "event_type": "build.done.v1", "offsets": [1, 2], "member": "w2" });
+    assert_eq!(post("/v1/groups/ci/extend", all.clone()).ok()["changed"], 2);
+    assert_eq!(post("/v1/groups/ci/ack", all.clone()).ok()["changed"], 2);
+    assert_eq!(post("/v1/groups/ci/ack", all).ok()["changed"], 0);
+
+    // Whoever waits is woken by the next event, at any node.
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| cluster.ask(2, "POST", "/v1/groups/ci/pull?wait=30s", None).ok());
+        let reading = scope
+            .spawn(|| cluster.ask(0, "GET", "/v1/topics/build.done.v1/events?from=3&wait=30s", None).ok());
+        post("/v1/events", event(3)).ok();
+        assert_eq!(waiting.join().expect("no panic")["items"][0]["offset"], 3);
+        assert_eq!(reading.join().expect("no panic")["items"][0]["offset"], 3);
+    });
+
+    // Retention by hand: who had not come so far is told, once.
+    let late = json!({ "topics": "build.done.v1", "from": "earliest" });
+    cluster.ask(0, "PUT", "/v1/groups/late", Some(late)).ok();
+    let trimmed = post("/v1/topics/build.done.v1/trim", json!({ "below": 2 })).ok();
+    assert_eq!((&trimmed["first"], &trimmed["next"]), (&json!(2), &json!(4)));
+    let pulled = post("/v1/groups/late/pull", json!({})).ok();
+    assert_eq!(
+        pulled["gaps"],
+        json!([{ "event_type": "build.done.v1", "from": 0, "to": 2, "reason": "retention" }])
+    );
+    assert_eq!(pulled["items"].as_array().map(Vec::len), Some(2));
+    let reset = post("/v1/groups/late/reset", json!({ "from": "earliest" })).ok();
+    assert_eq!(reset["positions"][0]["floor"], 2);
+    cluster.ask(0, "DELETE", "/v1/groups/late", None).ok();
+
+    // What is wrong has one answer, and changes nothing.
+    let refused = |answer: Answer| (answer.status, answer.code(), answer.json()["field"].clone());
+    let unversioned = json!({ "event_type": "build.done", "payload": 1 });
+    assert_eq!(
+        refused(post("/v1/events", unversioned)),
+        (400, "unversioned_type".into(), json!("event_type"))
+    );
+    let second = json!([event(9), { "event_type": "build.done.v1" }]);
+    assert_eq!(refused(post("/v1/events", second)), (400, "invalid".into(), json!("events[1].payload")));
+    let targeted = json!({ "event_type": "a.v1", "payload": 1, "target": { "agent_id": "a" } });
+    assert_eq!(refused(post("/v1/events", targeted)), (400, "invalid".into(), json!("target")));
+    assert_eq!(refused(post("/v1/events", json!([]))).1, "invalid");
+    let many: Vec<Value> = (0..1_001).map(event).collect();
+    assert_eq!(refused(post("/v1/events", json!(many))), (413, "too_large".into(), json!("events")));
+    let other = json!({ "event_type": "other.v1", "payload": 7, "msg_id": "o" });
+    assert_eq!(refused(post("/v1/events", other)), (409, "msg_id_conflict".into(), json!("msg_id")));
+    let beyond = cluster.ask(0, "GET", "/v1/topics/build.done.v1/events?from=99", None);
+    assert!(beyond.json()["message"].as_str().is_some_and(|text| text.contains("2 to 3")), "{beyond:?}");
+    assert_eq!(refused(beyond), (416, "offset_out_of_range".into(), json!("offset")));
+    let not_handed = json!({ "event_type": "build.done.v1", "offsets": [77] });
+    assert_eq!(refused(post("/v1/groups/ci/ack", not_handed)).1, "offset_out_of_range");
+    assert_eq!(post("/v1/groups/nope/pull", json!({})).status, 404);
+    assert_eq!(cluster.ask(0, "GET", "/v1/topics/nope.v1", None).status, 404);
+    assert_eq!(cluster.ask(0, "DELETE", "/v1/topics/other.v1", None).code(), "illegal_transition");
+    post("/v1/topics/other.v1/trim", json!({ "below": 1 })).ok();
+    cluster.ask(0, "DELETE", "/v1/topics/other.v1", None).ok();
+    assert_eq!(cluster.ask(0, "GET", "/v1/topics/other.v1", None).status, 404);
+    let kept = cluster.ask(0, "PUT", "/v1/topics/build.done.v1", Some(json!({ "max_bytes": 4096 }))).ok();
+    assert_eq!((&kept["max_bytes"], &kept["events"]), (&json!(4096), &json!(2)));
+    cluster.stop()
+}

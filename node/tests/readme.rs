@@ -8,8 +8,14 @@ use std::{net::UdpSocket, path::Path, process::Command};
 use support::Dev;
 
 /// In the order in which they are read: each goes on with what the ones before it made.
-const SECTIONS: [&str; 5] =
-    ["First agent", "An agent in Python", "When things break", "Over HTTP", "A real cluster"];
+const SECTIONS: [&str; 6] = [
+    "First agent",
+    "An agent in Python",
+    "When things break",
+    "Over HTTP",
+    "Telling everyone",
+    "A real cluster",
+];
 const MARK: &str = "==== command";
 /// Prints the process id of the node that leads.
 const LEADER_PID: &str = "agent-reach cluster status -o json | python3 -c 'import json, sys; view = json.load(sys.stdin); \

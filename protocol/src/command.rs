@@ -11,7 +11,8 @@ use crate::{
     codec::Encoded,
     envelope::{Envelope, Target},
     error::ErrorReply,
-    id::{AgentId, InstanceId, MsgId, Name, NodeId, TraceId},
+    event::{GroupPosition, GroupRecord, HandedOut, NewEvent, Published, PullId, Span, TopicRecord, Word},
+    id::{AgentId, EventType, InstanceId, MsgId, Name, NodeId, Topics, TraceId},
     json::Json,
     message::{Holder, MessageRecord, PendingReason, Warning},
     money::Money,
@@ -223,7 +224,67 @@ pub enum Command {
         ends_s: Option<u64>,
         author: Principal,
     },
+    /// All of them, or none where one is refused.
+    Publish {
+        events: Vec<NewEvent>,
+        author: Principal,
+    },
+    /// Declares a topic, or its retention anew.
+    SetTopic {
+        event_type: EventType,
+        max_age_ms: Option<u64>,
+        max_bytes: Option<u64>,
+        author: Principal,
+    },
+    /// Events below `to` are kept no longer: at most `TRIM_MAX` of them in one command. Without an author
+    /// it is retention's.
+    Trim {
+        event_type: EventType,
+        to: u64,
+        author: Option<Principal>,
+    },
+    /// Takes a topic off the lists, once it has been trimmed; its offsets go on where they stopped.
+    RemoveTopic {
+        event_type: EventType,
+        author: Principal,
+    },
+    /// `starts`: where it begins in the topics that exist; in later ones at their first event.
+    CreateGroup {
+        group: Name,
+        topics: Topics,
+        starts: Vec<(EventType, u64)>,
+        author: Principal,
+    },
+    /// Everything is forgotten that its members were handed; void unless `resets` is the current number.
+    ResetGroup {
+        group: Name,
+        resets: u64,
+        starts: Vec<(EventType, u64)>,
+        author: Principal,
+    },
+    RemoveGroup {
+        group: Name,
+        author: Principal,
+    },
+    /// Hands a member the next events: first those that came back, then new ones.
+    HandOut {
+        group: Name,
+        member: Name,
+        pull: PullId,
+        max: u32,
+        ack_wait_ms: u64,
+    },
+    /// What a member says of events it was handed, topic by topic.
+    Say {
+        group: Name,
+        member: Name,
+        about: Vec<(EventType, Vec<Span>)>,
+        word: Word,
+    },
 }
+
+/// Events that one `Trim` takes at most.
+pub const TRIM_MAX: u64 = 10_000;
 
 /// A mass expiry that waits. Named by the cluster time at which it began.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -285,4 +346,13 @@ pub enum Reply {
     /// A later term committed the entry: nothing happened, propose again.
     Void,
     Revoked(Box<Revocation>),
+    Published(Vec<Published>),
+    Topic(Box<TopicRecord>),
+    Group {
+        record: Box<GroupRecord>,
+        positions: Vec<GroupPosition>,
+    },
+    HandedOut(HandedOut),
+    /// How many events it changed something for.
+    Heard(u64),
 }

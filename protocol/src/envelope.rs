@@ -6,6 +6,7 @@ use crate::{
     agent::not_yet,
     codec,
     error::{Code, ErrorReply},
+    event,
     id::{AgentId, EventType, MsgId, Name, Tag, TraceId},
     json::Json,
     limits::Limits,
@@ -31,7 +32,8 @@ pub struct Envelope {
     #[serde(default)]
     pub msg_type: Option<MsgType>,
     #[serde(default)]
-    pub event_type: Option<EventType>,
+    /// Kept as it was written, so that one without a version has an error of its own.
+    pub event_type: Option<String>,
     #[serde(default)]
     pub key: Option<String>,
     #[serde(default)]
@@ -234,16 +236,74 @@ impl Envelope {
         Ok(())
     }
 
+    /// The same for one that is published.
+    pub fn validate_event(&self, limits: &Limits) -> Result<EventType, ErrorReply> {
+        if self.mode == Some(Mode::Rpc) || self.msg_type.is_some_and(|msg_type| msg_type != MsgType::Event) {
+            return Err(ErrorReply::invalid("mode", "a publication must be an event"));
+        }
+        let Some(event_type) = &self.event_type else {
+            return Err(ErrorReply::invalid("event_type", "event_type is missing"));
+        };
+        let event_type = event::event_type(event_type)?;
+        let for_requests = [
+            ("target", self.target.is_some()),
+            ("intent", self.intent.is_some()),
+            ("expire_at", self.expire_at.is_some()),
+            ("expires_in_ms", self.expires_in_ms.is_some()),
+            ("not_before", self.not_before.is_some()),
+            ("idle_timeout_ms", self.idle_timeout_ms.is_some()),
+            ("wait_for_agent_ms", self.wait_for_agent_ms.is_some()),
+            ("hold_until_understood", self.hold_until_understood.is_some()),
+            ("on_failure", self.on_failure.is_some()),
+            ("routing", self.routing.is_some()),
+            ("budget", self.budget.is_some()),
+        ];
+        if let Some((field, _)) = for_requests.iter().find(|(_, given)| *given) {
+            return Err(ErrorReply::invalid(*field, format!("an event has no {field}: leave it out")));
+        }
+        let later = [
+            ("flow_seq", self.flow_seq.is_some()),
+            ("parent_msg_id", self.parent_msg_id.is_some()),
+            ("priority", self.priority.is_some_and(|priority| priority != Priority::Normal)),
+            ("fairness_key", self.fairness_key.is_some()),
+            ("labels", self.labels.is_some()),
+            ("traceparent", self.traceparent.is_some()),
+            ("payload_version", self.payload_version.is_some()),
+        ];
+        if let Some((field, _)) = later.iter().find(|(_, given)| *given) {
+            return Err(not_yet(*field));
+        }
+        if self.key.as_ref().is_some_and(|key| key.is_empty() || key.len() > event::KEY_MAX) {
+            return Err(ErrorReply::invalid("key", format!("key has 1 to {} bytes", event::KEY_MAX)));
+        }
+        let missing =
+            || ErrorReply::invalid("payload", "payload is missing: give any JSON value, {} for none");
+        let bytes = self.payload.as_ref().ok_or_else(missing)?.as_str().len();
+        if bytes > limits.payload_bytes {
+            return Err(ErrorReply::too_large("payload", bytes, limits.payload_bytes));
+        }
+        Ok(event_type)
+    }
+
+    /// An event of this type.
+    pub fn event(event_type: &EventType, payload: Json) -> Self {
+        let event_type = Some(event_type.to_string());
+        Self { mode: Some(Mode::Event), event_type, payload: Some(payload), ..Self::empty() }
+    }
+
     fn refuse_what_comes_later(&self) -> Result<(), ErrorReply> {
         if self.mode == Some(Mode::Event) || self.msg_type == Some(MsgType::Event) {
             return Err(ErrorReply::invalid(
                 "mode",
-                "events are not supported by this version: use mode rpc",
+                "an event is published, not sent: `events publish`, POST /v1/events",
             ));
         }
+        for (field, given) in [("event_type", self.event_type.is_some()), ("key", self.key.is_some())] {
+            if given {
+                return Err(ErrorReply::invalid(field, format!("only an event has a {field}: leave it out")));
+            }
+        }
         let later = [
-            ("event_type", self.event_type.is_some()),
-            ("key", self.key.is_some()),
             ("not_before", self.not_before.is_some()),
             ("idle_timeout_ms", self.idle_timeout_ms.is_some()),
             ("priority", self.priority.is_some_and(|priority| priority != Priority::Normal)),

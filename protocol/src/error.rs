@@ -56,6 +56,8 @@ codes! {
     /// The attempt is no longer the current one: drop it.
     StaleAttempt "stale_attempt" http 409 exit 3 retry false;
     TooLarge "too_large" http 413 exit 3 retry false;
+    /// The topic has no such event; the message names the range.
+    OffsetOutOfRange "offset_out_of_range" http 416 exit 3 retry false;
     NoCandidate "no_candidate" http 422 exit 3 retry false;
     /// The path exists, for another method.
     MethodNotAllowed "method_not_allowed" http 405 exit 3 retry false;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::{
     agent::AgentRecord,
     certificate::Revocation,
-    id::{AgentId, InstanceId, MsgId},
+    id::{AgentId, EventType, InstanceId, MsgId, Name},
     message::MessageRecord,
     rules::RulesRecord,
 };
@@ -45,6 +45,10 @@ pub enum Fact {
     },
     RulesChanged(Arc<RulesRecord>),
     Revoked(Arc<Revocation>),
+    /// A topic has new events.
+    Appended(EventType),
+    /// Events of a group came back, or its positions are others.
+    GroupChanged(Name),
 }
 
 impl Fact {

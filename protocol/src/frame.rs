@@ -12,7 +12,8 @@ use crate::{
     command::{Command, ExpiryPause, FailReason, Principal, Reply},
     envelope::{Envelope, Response},
     error::ErrorReply,
-    id::{AgentId, InstanceId, MsgId, Name, NodeId, TraceId},
+    event::{DeliveredEvent, EventRow, Gap, GroupView, Published, PullId, Span, Start, TopicRecord, Word},
+    id::{AgentId, EventType, InstanceId, MsgId, Name, NodeId, Topics, TraceId},
     json::Json,
     message::{Holder, Hop, MessageRecord},
     money::Money,
@@ -250,6 +251,71 @@ pub enum Request {
         limit: u32,
         after: Option<Revoked>,
     },
+
+    /// Events, each of which names its type: all are stored, or none.
+    Publish {
+        events: Vec<Envelope>,
+    },
+    /// Events of one topic. Without any, the answer waits `wait_ms` for the first.
+    Events {
+        event_type: EventType,
+        from: Start,
+        limit: u32,
+        wait_ms: Option<u64>,
+    },
+    Topics {
+        limit: u32,
+        after: Option<EventType>,
+    },
+    Topic {
+        event_type: EventType,
+    },
+    SetTopic {
+        event_type: EventType,
+        max_age_ms: Option<u64>,
+        max_bytes: Option<u64>,
+    },
+    /// Events below `to` are kept no longer.
+    Trim {
+        event_type: EventType,
+        to: u64,
+    },
+    RemoveTopic {
+        event_type: EventType,
+    },
+    Groups {
+        limit: u32,
+        after: Option<Name>,
+    },
+    Group {
+        group: Name,
+    },
+    CreateGroup {
+        group: Name,
+        topics: Topics,
+        from: Start,
+    },
+    ResetGroup {
+        group: Name,
+        from: Start,
+    },
+    RemoveGroup {
+        group: Name,
+    },
+    /// The next events for a member. Asked again with the same `pull` it gives the same ones.
+    Pull {
+        group: Name,
+        member: Name,
+        pull: PullId,
+        max: u32,
+        wait_ms: Option<u64>,
+    },
+    Say {
+        group: Name,
+        member: Name,
+        about: Vec<(EventType, Vec<Span>)>,
+        word: Word,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -296,6 +362,31 @@ pub enum Answer {
         items: Vec<Revocation>,
         next: Option<Revoked>,
     },
+    Published(Vec<Published>),
+    Events {
+        items: Vec<EventRow>,
+        /// The offset to go on from.
+        next: u64,
+        as_of: Stamp,
+    },
+    Topics {
+        items: Vec<TopicRecord>,
+        next: Option<EventType>,
+        as_of: Stamp,
+    },
+    Topic(Box<TopicRecord>),
+    Groups {
+        items: Vec<GroupView>,
+        next: Option<Name>,
+        as_of: Stamp,
+    },
+    Group(Box<GroupView>),
+    Pulled {
+        events: Vec<DeliveredEvent>,
+        gaps: Vec<(EventType, Gap)>,
+    },
+    /// How many events it changed something for.
+    Heard(u64),
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -9,7 +9,6 @@ use crate::{
     envelope::Target,
     error::ErrorReply,
     id::{AgentId, InstanceId, MsgId, TraceId},
-    json::Json,
     money::Money,
     stamp::Stamp,
 };
@@ -210,14 +209,4 @@ pub struct Hop {
     pub holder: Option<Holder>,
     /// A word of a closed list (`PendingReason`, an error code), or nothing.
     pub reason: Option<String>,
-}
-
-/// A row of the product's own event log: written by apply in the entry that caused it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct EventRow {
-    pub event_type: crate::id::EventType,
-    pub offset: u64,
-    pub at: Stamp,
-    pub trace_id: Option<TraceId>,
-    pub data: Json,
 }

@@ -16,6 +16,7 @@ pub struct Rules {
     pub liveness: Liveness,
     pub delivery: Delivery,
     pub routing: Routing,
+    pub events: Events,
     pub limits: Limits,
     pub grants: Grants,
 }
@@ -94,6 +95,31 @@ impl Default for Routing {
     }
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Events {
+    /// How long a topic keeps an event, in milliseconds of the cluster's calendar, where it has no
+    /// `max_age_ms` of its own.
+    pub max_age_ms: u64,
+    /// How many bytes of content a topic keeps, where it has no `max_bytes` of its own.
+    pub max_bytes: u64,
+    /// Without a word on it for this long, an event is handed out again, in milliseconds.
+    pub ack_wait_ms: u64,
+    /// Times an event is handed out; then it goes to the group's dead letters.
+    pub deliveries_max: u32,
+}
+
+impl Default for Events {
+    fn default() -> Self {
+        Self {
+            max_age_ms: 7 * 24 * 60 * 60 * 1000,
+            max_bytes: 10 << 30,
+            ack_wait_ms: 30_000,
+            deliveries_max: 5,
+        }
+    }
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Grants {
@@ -125,6 +151,10 @@ impl Rules {
             ("delivery.stuck_slot_ms", self.delivery.stuck_slot_ms, 1_000, 86_400_000),
             ("routing.wait_for_agent_ms", self.routing.wait_for_agent_ms, 0, 3_600_000),
             ("routing.waiting_max", self.routing.waiting_max, 1, 100_000_000),
+            ("events.max_age_ms", self.events.max_age_ms, 1_000, 10 * 365 * 86_400_000),
+            ("events.max_bytes", self.events.max_bytes, 1 << 10, 1 << 50),
+            ("events.ack_wait_ms", self.events.ack_wait_ms, 100, 86_400_000),
+            ("events.deliveries_max", self.events.deliveries_max.into(), 1, 1_000),
             ("limits.payload_bytes", self.limits.payload_bytes as u64, 1_024, crate::limits::BODY_MAX as u64),
             ("limits.result_bytes", self.limits.result_bytes as u64, 1_024, crate::limits::BODY_MAX as u64),
             ("limits.intent_bytes", self.limits.intent_bytes as u64, 1, 65_536),

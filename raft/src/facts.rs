@@ -202,6 +202,7 @@ fn weight(entry: &EntryFacts) -> usize {
         }
         Fact::RulesChanged(record) => 1024 + record.text.len(),
         Fact::Fenced { .. } | Fact::Removed { .. } | Fact::Freed { .. } => 128,
+        Fact::Appended(_) | Fact::GroupChanged(_) => 192,
         Fact::Revoked(_) => 512,
         other => other.message().map_or(1024, |record| message(record)),
     };

@@ -180,7 +180,7 @@ impl Scheduler {
             Fact::Removed { agent_id, .. } => self.remove_agent(agent_id),
             // The new run's own fact follows.
             Fact::Fenced { .. } => {}
-            Fact::Revoked(_) => {}
+            Fact::Revoked(_) | Fact::Appended(_) | Fact::GroupChanged(_) => {}
             Fact::Freed { agent_id, msg_id, attempt } => {
                 self.slots.free(agent_id, msg_id, *attempt);
                 self.slots_moved(agent_id);

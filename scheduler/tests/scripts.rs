@@ -217,6 +217,15 @@ fn describe(command: &Command) -> String {
         Command::Init { .. } => "init".into(),
         Command::ApplyRules { .. } => "apply rules".into(),
         Command::Revoke { revoked, .. } => format!("revoke {revoked}"),
+        Command::Publish { events, .. } => format!("publish {} events", events.len()),
+        Command::SetTopic { event_type, .. }
+        | Command::Trim { event_type, .. }
+        | Command::RemoveTopic { event_type, .. } => format!("change topic {event_type}"),
+        Command::CreateGroup { group, .. }
+        | Command::ResetGroup { group, .. }
+        | Command::RemoveGroup { group, .. }
+        | Command::HandOut { group, .. }
+        | Command::Say { group, .. } => format!("change group {group}"),
     }
 }
 
@@ -230,6 +239,8 @@ fn describe_fact(fact: &Fact) -> String {
         Fact::Freed { agent_id, msg_id, .. } => format!("freed {msg_id} at {agent_id}"),
         Fact::RulesChanged(rules) => format!("rules {}", rules.revision),
         Fact::Revoked(record) => format!("revoked {}", record.revoked),
+        Fact::Appended(event_type) => format!("appended {event_type}"),
+        Fact::GroupChanged(group) => format!("group_changed {group}"),
         message => {
             let record = message.message().expect("all others are about messages");
             format!("{} {}", record.msg_id, describe_state(&record.state))

@@ -13,10 +13,13 @@
 //! | bodies   | message NUL `r`                        | `Json`, the result                 |
 //! | traces   | trace NUL                              | `TraceRecord`                      |
 //! | traces   | trace NUL ordinal (`u64`)              | `Hop`                              |
-//! | events   | type NUL                               | `u64`, the next offset             |
+//! | events   | type NUL                               | `TopicRecord`                      |
 //! | events   | type NUL offset (`u64`)                | `EventRow`                         |
 //! | index    | `o` accepted (`u64` ms) message NUL    | nothing: the order of acceptance   |
 //! | index    | `d` message NUL agent NUL              | nothing: this agent received it    |
+//! | index    | `e` message NUL                        | `EventMark`: where the event is    |
+//! | groups   | `g` group NUL                          | `GroupRecord`                      |
+//! | groups   | `p` group NUL type NUL                 | `GroupPosition`                    |
 //! | slots    | agent NUL message NUL                  | `Slot`                             |
 //! | meta     | `applied`                              | index, state hash, mark            |
 //! | log      | index (`u64`)                          | sealed: the entry                  |
@@ -30,7 +33,7 @@ use std::io;
 
 use bytes::Bytes;
 use reach_machine::Write;
-use reach_protocol::{AgentId, EventType, MsgId, Revoked, Stamp, TraceId, codec};
+use reach_protocol::{AgentId, EventType, MsgId, Name, Revoked, Stamp, TraceId, codec};
 use serde::{Serialize, de::DeserializeOwned};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -42,6 +45,10 @@ use crate::{
 
 /// Keys carry it so that several groups can share a disk; today there is one.
 const GROUP: u32 = 0;
+
+/// From so many rows on, one range is removed rather than each: every range that was removed slows readers
+/// down a little.
+const RANGE_MIN: u64 = 1_000;
 
 /// The number is part of the state hash and of what `visit` shows: it never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,12 +63,13 @@ pub enum Table {
     Index = 7,
     Slots = 8,
     Meta = 9,
+    Groups = 10,
     Log = 100,
     LogMeta = 101,
 }
 
 impl Table {
-    pub const TABLES: [Self; 9] = [
+    pub const TABLES: [Self; 10] = [
         Self::Registry,
         Self::Live,
         Self::Messages,
@@ -71,6 +79,7 @@ impl Table {
         Self::Index,
         Self::Slots,
         Self::Meta,
+        Self::Groups,
     ];
     pub const LOG: [Self; 2] = [Self::Log, Self::LogMeta];
 
@@ -85,6 +94,7 @@ impl Table {
             Self::Index => "index",
             Self::Slots => "slots",
             Self::Meta => "meta",
+            Self::Groups => "groups",
             Self::Log => "log",
             Self::LogMeta => "log_meta",
         }
@@ -170,12 +180,41 @@ pub fn hop(trace_id: &TraceId, ordinal: u64) -> Vec<u8> {
     Key::new().id(trace_id).number(ordinal).0
 }
 
-pub fn next_offset(event_type: &EventType) -> Vec<u8> {
+pub fn topic(event_type: &EventType) -> Vec<u8> {
     Key::new().id(event_type).0
 }
 
 pub fn event(event_type: &EventType, offset: u64) -> Vec<u8> {
     Key::new().id(event_type).number(offset).0
+}
+
+pub fn topics() -> Vec<u8> {
+    Key::new().0
+}
+
+/// The key after `topic`'s last event: where the next topic is looked for.
+pub fn after_events(event_type: &EventType) -> Vec<u8> {
+    after(&topic(event_type))
+}
+
+pub fn event_mark(msg_id: &MsgId) -> Vec<u8> {
+    Key::new().byte(b'e').id(msg_id).0
+}
+
+pub fn groups() -> Vec<u8> {
+    Key::new().byte(b'g').0
+}
+
+pub fn group_record(name: &Name) -> Vec<u8> {
+    Key::new().byte(b'g').id(name).0
+}
+
+pub fn positions() -> Vec<u8> {
+    Key::new().byte(b'p').0
+}
+
+pub fn position(group: &Name, event_type: &EventType) -> Vec<u8> {
+    Key::new().byte(b'p').id(group).id(event_type).0
 }
 
 pub fn accepted_all() -> Vec<u8> {
@@ -294,10 +333,29 @@ pub fn ops(write: &Write) -> Vec<Op> {
         Write::PutHop { trace_id, ordinal, hop: step } => {
             vec![put(Table::Traces, hop(trace_id, *ordinal), step)]
         }
-        Write::PutEvent(row) => vec![
-            put(Table::Events, event(&row.event_type, row.offset), row),
-            put(Table::Events, next_offset(&row.event_type), &(row.offset + 1)),
-        ],
+        Write::PutTopic(record) => vec![put(Table::Events, topic(&record.event_type), &**record)],
+        Write::PutEvent(row) => vec![put(Table::Events, event(&row.event_type, row.offset), row)],
+        Write::RemoveEvents { event_type, from, to } if to - from < RANGE_MIN => (*from..*to)
+            .map(|offset| Op::Remove { table: Table::Events, key: event(event_type, offset) })
+            .collect(),
+        Write::RemoveEvents { event_type, from, to } => {
+            let (from, to) = (event(event_type, *from), event(event_type, *to));
+            vec![Op::RemoveRange { table: Table::Events, from, to }]
+        }
+        Write::PutEventMark { msg_id, mark } => vec![put(Table::Index, event_mark(msg_id), mark)],
+        Write::RemoveEventMark { msg_id } => {
+            vec![Op::Remove { table: Table::Index, key: event_mark(msg_id) }]
+        }
+        Write::PutGroup(record) => vec![put(Table::Groups, group_record(&record.group), &**record)],
+        Write::RemoveGroup { group } => {
+            vec![Op::Remove { table: Table::Groups, key: group_record(group) }]
+        }
+        Write::PutPosition(row) => {
+            vec![put(Table::Groups, position(&row.group, &row.event_type), &**row)]
+        }
+        Write::RemovePosition { group, event_type } => {
+            vec![Op::Remove { table: Table::Groups, key: position(group, event_type) }]
+        }
     }
 }
 
@@ -387,6 +445,7 @@ mod tests {
         let (agent_id, msg_id) = (AgentId::parse("agent-1").unwrap(), MsgId::parse("m_1").unwrap());
         let trace_id = TraceId::parse("t:1").unwrap();
         let event_type = EventType::parse("task.done.v1").unwrap();
+        let name = Name::parse("g").unwrap();
         let at = Stamp { cluster_ms: 258, wall_ms: 7 };
         let keys = [
             ("rules", rules()),
@@ -398,8 +457,11 @@ mod tests {
             ("result", result(&msg_id)),
             ("trace", trace(&trace_id)),
             ("hop", hop(&trace_id, 1)),
-            ("next offset", next_offset(&event_type)),
+            ("topic", topic(&event_type)),
             ("event", event(&event_type, 66)),
+            ("event mark", event_mark(&msg_id)),
+            ("group", group_record(&name)),
+            ("position", position(&name, &event_type)),
             ("accepted", accepted(at, &msg_id)),
             ("delivered", delivered(&msg_id, &agent_id)),
             ("slot", slot(&agent_id, &msg_id)),
@@ -422,8 +484,11 @@ mod tests {
             result       \x00\x00\x00\x00m_1\x00r
             trace        \x00\x00\x00\x00t:1\x00
             hop          \x00\x00\x00\x00t:1\x00\x00\x00\x00\x00\x00\x00\x00\x01
-            next offset  \x00\x00\x00\x00task.done.v1\x00
+            topic        \x00\x00\x00\x00task.done.v1\x00
             event        \x00\x00\x00\x00task.done.v1\x00\x00\x00\x00\x00\x00\x00\x00B
+            event mark   \x00\x00\x00\x00em_1\x00
+            group        \x00\x00\x00\x00gg\x00
+            position     \x00\x00\x00\x00pg\x00task.done.v1\x00
             accepted     \x00\x00\x00\x00o\x00\x00\x00\x00\x00\x00\x01\x02m_1\x00
             delivered    \x00\x00\x00\x00dm_1\x00agent-1\x00
             slot         \x00\x00\x00\x00agent-1\x00m_1\x00

@@ -6,7 +6,8 @@ use std::{fmt::Debug, io, path::PathBuf, sync::Arc};
 use bytes::Bytes;
 use reach_machine::{Live, Rows, Write};
 use reach_protocol::{
-    AgentId, Envelope, Json, MsgId, TraceId, codec::Encoded, message::Hop, message::MessageRecord,
+    AgentId, Envelope, EventRow, EventType, Json, MsgId, TraceId, codec::Encoded, message::Hop,
+    message::MessageRecord,
 };
 
 /// Called once, when the write is on the disk, or with the error that ends the process. Runs on the
@@ -96,6 +97,15 @@ pub trait Tables: Send + Sync + Debug + 'static {
     fn result(&self, msg_id: &MsgId) -> io::Result<Option<Json>>;
     /// Hops of a trace in order, at most `max`.
     fn hops(&self, trace_id: &TraceId, max: usize) -> io::Result<Vec<Hop>>;
+    /// Events `from..to` of a topic, as far as they are kept: as many as have `bytes_max` bytes together,
+    /// and at least one where there is one.
+    fn events(
+        &self,
+        event_type: &EventType,
+        from: u64,
+        to: u64,
+        bytes_max: usize,
+    ) -> io::Result<Vec<EventRow>>;
     /// Whether this message was ever received by this agent.
     fn was_delivered(&self, msg_id: &MsgId, agent_id: &AgentId) -> io::Result<bool>;
     /// Messages in order of acceptance, newest first, those accepted before `after` (exclusive).

@@ -430,8 +430,8 @@ fn check_rows(rows: &MemoryRows) {
     let completed: Vec<_> = all.iter().filter(|record| record.state.name() == StateName::Completed).collect();
     assert_eq!(completed.len(), rows.results().len(), "one result for each completed message");
     assert!(completed.iter().all(|record| rows.result(&record.msg_id).is_some()));
-    let events = rows.events(&EventType::parse("task.completed.v1").unwrap());
-    assert_eq!(events.len(), completed.len());
+    let events = rows.events_of(&EventType::parse("task.completed.v1").unwrap());
+    assert_eq!(events.count(), completed.len());
     assert_eq!(rows.envelopes().len(), all.len(), "an envelope for each message");
 
     let mut places: BTreeMap<&MsgId, (StateName, u32)> = BTreeMap::new();

@@ -11,6 +11,7 @@ use reach_protocol::{
     certificate::{REVOCATIONS_FEW, REVOCATIONS_MAX},
     codec::Encoded,
     command::{Decision, ExpiryPause, FailReason},
+    event::{GroupPosition, NewEvent, Published, Span, TopicRecord, Word},
     id::Name,
     message::{Holder, Hop, MessageRecord, PendingReason},
 };
@@ -109,6 +110,16 @@ impl Script {
         }
         for record in live.revocations.values() {
             writeln!(out, "  {}", revocation_text(record)).unwrap();
+        }
+        for topic in live.topics.values() {
+            writeln!(out, "  {}, {} kept", topic_text(topic), self.rows.events_of(&topic.event_type).count())
+                .unwrap();
+        }
+        for group in live.groups.values() {
+            writeln!(out, "  group {} of {}", group.group, group.topics).unwrap();
+        }
+        for position in live.positions.values().flat_map(BTreeMap::values) {
+            writeln!(out, "  position {} {}", position.group, position_text(position)).unwrap();
         }
         for record in self.rows.messages() {
             writeln!(out, "  {}", message_text(&record)).unwrap();
@@ -236,6 +247,72 @@ fn command(words: &Words<'_>, rows: &MemoryRows) -> Command {
             let liveness_seq = words.named_number("seq").unwrap();
             Command::SetLiveness { agent_id, instance, liveness_seq, state, reason }
         }
+        "publish" => Command::Publish {
+            // `TYPE:ID`, one or several, `TYPE:ID:CONTENT` where the content matters.
+            events: words.plain.iter().map(|text| new_event(text, words)).collect(),
+            author: principal(words.named("by").unwrap_or("user:u")),
+        },
+        "topic" => Command::SetTopic {
+            event_type: event_type(words.word(0)),
+            max_age_ms: words.named_number("age"),
+            max_bytes: words.named_number("bytes"),
+            author: principal(words.named("by").unwrap_or("user:op")),
+        },
+        "trim" => Command::Trim {
+            event_type: event_type(words.word(0)),
+            to: words.number(1),
+            author: words.named("by").map(principal),
+        },
+        "remove_topic" => Command::RemoveTopic {
+            event_type: event_type(words.word(0)),
+            author: principal(words.named("by").unwrap_or("user:op")),
+        },
+        verb @ ("group" | "reset") => {
+            let group = Name::parse(words.word(0)).unwrap();
+            let starts = words.plain[1..].iter().map(|text| text.split_once('@').unwrap());
+            let starts = starts.map(|(topic, at)| (event_type(topic), at.parse().unwrap())).collect();
+            let author = principal(words.named("by").unwrap_or("user:u"));
+            match verb {
+                "group" => Command::CreateGroup {
+                    group,
+                    topics: words.named("topics").unwrap().parse().unwrap(),
+                    starts,
+                    author,
+                },
+                _ => {
+                    let resets = words.named_number("resets").unwrap_or(0);
+                    Command::ResetGroup { group, resets, starts, author }
+                }
+            }
+        }
+        "remove_group" => Command::RemoveGroup {
+            group: Name::parse(words.word(0)).unwrap(),
+            author: principal(words.named("by").unwrap_or("user:u")),
+        },
+        "hand_out" => Command::HandOut {
+            group: Name::parse(words.word(0)).unwrap(),
+            member: Name::parse(words.word(1)).unwrap(),
+            pull: words.number(2).into(),
+            max: words.named_number("max").unwrap_or(10) as u32,
+            ack_wait_ms: 30_000,
+        },
+        verb @ ("ack" | "nack" | "extend" | "give_back") => Command::Say {
+            group: Name::parse(words.word(0)).unwrap(),
+            member: Name::parse(words.word(1)).unwrap(),
+            about: vec![(
+                event_type(words.word(2)),
+                Span::of(words.plain[3..].iter().map(|offset| offset.parse::<u64>().unwrap())),
+            )],
+            word: match verb {
+                "ack" => Word::Ack,
+                "extend" => Word::Extend,
+                "give_back" => Word::GiveBack,
+                _ => Word::Nack {
+                    delay_ms: words.named_number("delay").unwrap_or(0),
+                    cause: words.named("cause").unwrap_or("no").to_string(),
+                },
+            },
+        },
         "submit" => submit(words),
         "assign" => Command::Assign {
             msg_id: message(),
@@ -291,6 +368,24 @@ fn command(words: &Words<'_>, rows: &MemoryRows) -> Command {
     }
 }
 
+fn event_type(text: &str) -> EventType {
+    EventType::parse(text).unwrap()
+}
+
+fn new_event(text: &str, words: &Words<'_>) -> NewEvent {
+    let (topic, rest) = text.split_once(':').unwrap();
+    let (id, content) = rest.split_once(':').unwrap_or((rest, "c"));
+    NewEvent {
+        msg_id: msg_id(id),
+        trace_id: TraceId::parse("t").unwrap(),
+        event_type: event_type(topic),
+        source: agent_id(words.named("source").unwrap_or("user:u")),
+        key: words.named("key").map(str::to_string),
+        content_hash: reach_protocol::codec::digest(content.as_bytes()),
+        data: build::payload(),
+    }
+}
+
 fn submit(words: &Words<'_>) -> Command {
     let target = match words.named("to") {
         Some(agent) => Target::Agent(agent_id(agent)),
@@ -332,6 +427,7 @@ fn rules(words: &Words<'_>, mut rules: Rules) -> Rules {
             "attempts_max" => rules.delivery.attempts_max = number() as u32,
             "return_within_ms" => rules.delivery.return_within_ms = number(),
             "remove_after_ms" => rules.liveness.remove_after_ms = number(),
+            "deliveries_max" => rules.events.deliveries_max = number() as u32,
             "waiting_max" => rules.routing.waiting_max = number(),
             "result_bytes" => rules.limits.result_bytes = number() as usize,
             "excerpt_bytes" => rules.limits.excerpt_bytes = number() as usize,
@@ -421,6 +517,29 @@ fn reply_text(reply: &Reply) -> String {
         Reply::Message(record) => message_text(record),
         Reply::Rules(record) => format!("rules revision={}", record.revision),
         Reply::Revoked(record) => revocation_text(record),
+        Reply::Published(published) => {
+            let text = |one: &Published| {
+                let again = if one.duplicate { " again" } else { "" };
+                format!("{} {}@{}{again}", one.msg_id, one.event_type, one.offset)
+            };
+            format!("published {}", published.iter().map(text).collect::<Vec<_>>().join(", "))
+        }
+        Reply::Topic(topic) => topic_text(topic),
+        Reply::Group { record, positions } => {
+            let places = positions.iter().map(position_text).collect::<Vec<_>>().join(", ");
+            format!("group {} of {} by {} {places}", record.group, record.topics, record.author)
+        }
+        Reply::HandedOut(handed) => {
+            let mut text = "handed out".to_string();
+            for span in &handed.spans {
+                write!(text, " {}@{}..{}#{}", span.event_type, span.from, span.to, span.deliveries).unwrap();
+            }
+            for (event_type, gap) in &handed.gaps {
+                write!(text, " gap {event_type}@{}..{}", gap.from, gap.to).unwrap();
+            }
+            text
+        }
+        Reply::Heard(changed) => format!("heard, {changed} changed"),
         Reply::Refused(error) => {
             let mut text = format!("REFUSED {error}");
             let about = |id: &Option<MsgId>| id.as_ref().map_or("-".into(), MsgId::to_string);
@@ -437,6 +556,32 @@ fn reply_text(reply: &Reply) -> String {
             text + "]"
         }
     }
+}
+
+fn topic_text(topic: &TopicRecord) -> String {
+    let mut text = format!("topic {} {}..{}", topic.event_type, topic.floor, topic.next);
+    if topic.removed {
+        text.push_str(" removed");
+    }
+    for (name, value) in [("age", topic.max_age_ms), ("bytes", topic.max_bytes)] {
+        if let Some(value) = value {
+            write!(text, " {name}={value}").unwrap();
+        }
+    }
+    text
+}
+
+fn position_text(position: &GroupPosition) -> String {
+    let mut text = format!("{}@{} next={}", position.event_type, position.floor(), position.next);
+    for open in &position.open {
+        let member = open.member.as_deref().unwrap_or("nobody");
+        write!(text, " [{}..{} {member}#{} due={}]", open.from, open.to, open.deliveries, open.due_ms)
+            .unwrap();
+    }
+    if position.dead > 0 {
+        write!(text, " dead={}", position.dead).unwrap();
+    }
+    text
 }
 
 fn fact_text(fact: &Fact) -> String {
@@ -462,6 +607,8 @@ fn fact_text(fact: &Fact) -> String {
         Fact::Freed { agent_id, msg_id, attempt } => format!("freed {agent_id} {msg_id}#{attempt}"),
         Fact::RulesChanged(record) => format!("rules_changed {}", record.revision),
         Fact::Revoked(record) => format!("revoked {}", record.revoked),
+        Fact::Appended(event_type) => format!("appended {event_type}"),
+        Fact::GroupChanged(group) => format!("group_changed {group}"),
     }
 }
 
@@ -485,7 +632,9 @@ fn other_write_text(write: &Write) -> Option<String> {
         }
         Write::PutDelivered { msg_id, agent_id } => Some(format!("delivered {msg_id} {agent_id}")),
         Write::PutEvent(row) => {
-            Some(format!("event {} {} {}", row.event_type, row.offset, row.data.as_str()))
+            let own = row.source.is_none() || row.event_type.starts_with("dead.");
+            let data = if own { row.data.as_str() } else { "(content)" };
+            Some(format!("event {} {} {data}", row.event_type, row.offset))
         }
         _ => None,
     }
@@ -506,7 +655,7 @@ fn events_and_rows_never_show_content() {
     {
         script.line(line);
     }
-    let events = script.rows.events(&EventType::parse("task.completed.v1").unwrap());
+    let events: Vec<_> = script.rows.events_of(&event_type("task.completed.v1")).collect();
     assert_eq!(events.len(), 1);
     let data = events[0].data.as_str();
     assert_eq!(data, r#"{"msg_id":"m1","agent_id":"a","attempt":0,"cost":0.21}"#);

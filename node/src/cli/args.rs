@@ -4,7 +4,11 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{ArgGroup, CommandFactory, Parser, Subcommand, ValueEnum};
-use reach_protocol::{AgentId, AgentState, Capability, MsgId, Tag, TraceId, agent, id::Name};
+use reach_protocol::{
+    AgentId, AgentState, Capability, EventType, MsgId, Tag, Topics, TraceId, agent,
+    event::{Span, Start},
+    id::Name,
+};
 
 use super::values::{self, Content};
 
@@ -101,6 +105,15 @@ pub enum Command {
         /// The trace's id, as `send` prints it.
         trace_id: TraceId,
     },
+    /// Publish events, and read them.
+    #[command(subcommand)]
+    Events(EventsCommand),
+    /// The durable logs of event types.
+    #[command(subcommand)]
+    Topics(TopicsCommand),
+    /// Groups, within which one member gets each event.
+    #[command(subcommand)]
+    Groups(GroupsCommand),
     /// The rules in force on all nodes.
     #[command(subcommand)]
     Rules(RulesCommand),
@@ -404,6 +417,182 @@ pub enum MessagesCommand {
 }
 
 #[derive(Clone, Debug, Subcommand)]
+pub enum EventsCommand {
+    /// Publish an event: durable when this returns. Its topic is made by its first event.
+    Publish {
+        /// The event's type, with its version, such as build.finished.v1.
+        #[arg(value_name = "TYPE")]
+        event_type: EventType,
+        /// The content: a JSON value, @FILE, or @- for standard input.
+        #[arg(long, value_name = "JSON|@F|@-")]
+        payload: Content,
+        /// What it is about.
+        #[arg(long, value_name = "K")]
+        key: Option<String>,
+        /// Its id, and the key to publish it again by. Default: a new one.
+        #[arg(long, value_name = "ID")]
+        msg_id: Option<MsgId>,
+        /// The collaboration it belongs to. Default: a new one.
+        #[arg(long, value_name = "ID")]
+        trace_id: Option<TraceId>,
+    },
+    /// Show a topic's events in order, and go on with new ones until Ctrl-C. No group is moved by it.
+    Tail {
+        #[arg(value_name = "TYPE")]
+        event_type: EventType,
+        /// Where to begin: earliest, latest, an offset, or a time, as RFC 3339 or such as -15m.
+        #[arg(long, value_name = "FROM", default_value = "latest", allow_hyphen_values = true, value_parser = values::start)]
+        from: Start,
+        /// End after so many.
+        #[arg(long, value_name = "N")]
+        limit: Option<u64>,
+        /// End at the last event there is.
+        #[arg(long)]
+        once: bool,
+    },
+    /// Take the next events for a member of a group. Each comes again unless it is acknowledged within the rules'
+    /// [events] ack_wait_ms (30s).
+    Pull {
+        #[arg(value_name = "G")]
+        group: Name,
+        /// The member's name. Default: who asks.
+        #[arg(long, value_name = "NAME")]
+        member: Option<Name>,
+        /// The most to take.
+        #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        max: u32,
+        /// How long to wait for the first. Default: not at all.
+        #[arg(long, value_name = "TIME", value_parser = values::duration)]
+        wait: Option<Duration>,
+        /// Acknowledge them once they are printed.
+        #[arg(long)]
+        ack: bool,
+    },
+    /// Say that events are done.
+    Ack {
+        #[command(flatten)]
+        about: About,
+    },
+    /// Give events back: they come again, to any member.
+    Nack {
+        #[command(flatten)]
+        about: About,
+        /// Not before this time has passed. Default: at once.
+        #[arg(long, value_name = "TIME", value_parser = values::duration)]
+        delay: Option<Duration>,
+        /// Why: it stands beside them in the dead letters.
+        #[arg(long, value_name = "TEXT")]
+        cause: Option<String>,
+    },
+    /// Say that events are still being worked on: their ack wait begins anew.
+    Extend {
+        #[command(flatten)]
+        about: About,
+    },
+}
+
+/// Events that a member was handed.
+#[derive(Clone, Debug, clap::Args)]
+pub struct About {
+    #[arg(value_name = "G")]
+    pub group: Name,
+    #[arg(value_name = "TYPE")]
+    pub event_type: EventType,
+    /// Offsets: 7, or 3-9 for several, the last one included.
+    #[arg(value_name = "OFFSETS", required = true, value_parser = values::offsets)]
+    pub offsets: Vec<Span>,
+    /// The member's name. Default: who asks.
+    #[arg(long, value_name = "NAME")]
+    pub member: Option<Name>,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub enum TopicsCommand {
+    /// List the topics.
+    Ls {
+        /// The most to list.
+        #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        limit: u32,
+        /// Go on after this one, the `next` of the list before.
+        #[arg(long, value_name = "TYPE")]
+        after: Option<EventType>,
+    },
+    /// Show one topic.
+    Show {
+        #[arg(value_name = "TYPE")]
+        event_type: EventType,
+    },
+    /// Make a topic, or say anew what it keeps. What is left out goes by the rules' [events]. For operators.
+    Set {
+        #[arg(value_name = "TYPE")]
+        event_type: EventType,
+        /// How long it keeps an event.
+        #[arg(long, value_name = "TIME", value_parser = values::duration)]
+        max_age: Option<Duration>,
+        /// How many bytes of content it keeps.
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1_024..))]
+        max_bytes: Option<u64>,
+    },
+    /// Keep events no longer. For operators.
+    Trim {
+        #[arg(value_name = "TYPE")]
+        event_type: EventType,
+        /// The first offset that stays.
+        #[arg(long, value_name = "OFFSET")]
+        below: u64,
+    },
+    /// Take a trimmed topic off the list. Should it get events again, their offsets go on where they stopped. For
+    /// operators.
+    Rm {
+        #[arg(value_name = "TYPE")]
+        event_type: EventType,
+    },
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub enum GroupsCommand {
+    /// List the groups.
+    Ls {
+        /// The most to list.
+        #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        limit: u32,
+        /// Go on after this one, the `next` of the list before.
+        #[arg(long, value_name = "G")]
+        after: Option<Name>,
+    },
+    /// Show a group's place in each of its topics.
+    Show {
+        #[arg(value_name = "G")]
+        group: Name,
+    },
+    /// Make a group. The same again changes nothing.
+    Create {
+        #[arg(value_name = "G")]
+        group: Name,
+        /// What it reads: an event type, or all that begin alike, as in task.*.
+        #[arg(long = "topic", value_name = "T")]
+        topics: Topics,
+        /// Where it begins in the topics there are: earliest, latest, an offset, or a time, as RFC 3339 or such as
+        /// -15m. In later topics it begins at the first event.
+        #[arg(long, value_name = "FROM", default_value = "latest", allow_hyphen_values = true, value_parser = values::start)]
+        from: Start,
+    },
+    /// Put a group elsewhere; what its members were handed is forgotten. For who made it, and operators.
+    Reset {
+        #[arg(value_name = "G")]
+        group: Name,
+        /// As with `create`.
+        #[arg(long, value_name = "FROM", allow_hyphen_values = true, value_parser = values::start)]
+        from: Start,
+    },
+    /// Remove a group. For who made it, and operators.
+    Rm {
+        #[arg(value_name = "G")]
+        group: Name,
+    },
+}
+
+#[derive(Clone, Debug, Subcommand)]
 pub enum RulesCommand {
     /// Print the rules in force, comments included.
     Show,
@@ -477,6 +666,22 @@ mod tests {
             "messages show ID --payload",
             "messages wait ID --timeout 5m",
             "trace ID --stale --context c --endpoint h:1 --yes --no-color",
+            "events publish a.v1 --payload {} --key k --msg-id m --trace-id t",
+            "events tail a.v1 --from -15m --limit 3 --once",
+            "events pull g --member m --max 5 --wait 3s --ack",
+            "events ack g a.v1 3-9 12",
+            "events nack g a.v1 3 --delay 5s --cause no",
+            "events extend g a.v1 3",
+            "topics ls",
+            "topics show a.v1",
+            "topics set a.v1 --max-age 7d --max-bytes 100000",
+            "topics trim a.v1 --below 7",
+            "topics rm a.v1",
+            "groups ls",
+            "groups show g",
+            "groups create g --topic task.* --from earliest",
+            "groups reset g --from 7",
+            "groups rm g",
             "rules show",
             "rules apply F --expect 3",
         ] {

@@ -9,8 +9,13 @@ use std::{
 };
 
 use reach_protocol::{
-    AgentState, Capability, ErrorReply, Json, Tag, agent, envelope::EXPIRES_IN_MAX_MS, limits::BODY_MAX,
+    AgentState, Capability, ErrorReply, Json, Tag, agent,
+    envelope::EXPIRES_IN_MAX_MS,
+    event::{Span, Start},
+    limits::BODY_MAX,
 };
+
+use crate::clock::calendar_ms;
 
 /// Reads `250ms`, `30s`, `15m`, `2h`, `7d`, or several of them as in `1m30s`.
 pub fn duration(text: &str) -> Result<Duration, String> {
@@ -50,6 +55,39 @@ pub fn expire_in(text: &str) -> Result<Duration, String> {
         true => Ok(time),
         false => Err(format!("the most is {}d", EXPIRES_IN_MAX_MS / 86_400_000)),
     }
+}
+
+/// Reads where reading begins: `earliest`, `latest`, an offset, a time (RFC 3339), or how long ago
+/// (`-15m`).
+pub fn start(text: &str) -> Result<Start, String> {
+    let wrong =
+        || "write earliest, latest, an offset, a time as RFC 3339, or how long ago, as in -15m".to_string();
+    match text {
+        "earliest" => Ok(Start::Earliest),
+        "latest" => Ok(Start::Latest),
+        _ if text.bytes().all(|byte| byte.is_ascii_digit()) && !text.is_empty() => {
+            text.parse().map(Start::Offset).map_err(|_| wrong())
+        }
+        _ => match text.strip_prefix('-') {
+            Some(ago) => {
+                let ago = duration(ago)?.as_millis() as u64;
+                Ok(Start::At(calendar_ms().saturating_sub(ago)))
+            }
+            None => {
+                let at: jiff::Timestamp = text.parse().map_err(|_| wrong())?;
+                Ok(Start::At(u64::try_from(at.as_millisecond()).unwrap_or(0)))
+            }
+        },
+    }
+}
+
+/// Reads `7`, or `3-9`, the last one included.
+pub fn offsets(text: &str) -> Result<Span, String> {
+    let wrong = || "offsets are numbers: write 7, or 3-9".to_string();
+    let (from, last) = text.split_once('-').unwrap_or((text, text));
+    let from: u64 = from.parse().map_err(|_| wrong())?;
+    let to = last.parse::<u64>().ok().and_then(|last| last.checked_add(1)).ok_or_else(wrong)?;
+    if from < to { Ok(Span { from, to }) } else { Err(wrong()) }
 }
 
 /// Reads `TAG` or `TAG=WEIGHT`.

@@ -151,6 +151,6 @@ pub struct AgentsPage {
     pub stale: bool,
 }
 
-fn page_limit() -> u32 {
+pub fn page_limit() -> u32 {
     100
 }

@@ -5,6 +5,7 @@
 //! ([`Principal::Loopback`]). `Host` and `Origin` are checked, so that no web page can ask anything.
 
 mod agents;
+mod events;
 mod guard;
 mod input;
 mod messages;
@@ -67,6 +68,18 @@ fn router(shared: Arc<Shared>) -> Router {
         .route("/v1/messages/{msg_id}/fail", post(messages::fail))
         .route("/v1/messages/{msg_id}/progress", post(messages::progress))
         .route("/v1/traces/{trace_id}", get(messages::trace))
+        .route("/v1/events", post(events::publish))
+        .route("/v1/topics", get(events::topics))
+        .route("/v1/topics/{type}", get(events::topic).put(events::set_topic).delete(events::remove_topic))
+        .route("/v1/topics/{type}/events", get(events::read))
+        .route("/v1/topics/{type}/trim", post(events::trim))
+        .route("/v1/groups", get(events::groups))
+        .route("/v1/groups/{group}", get(events::group).put(events::make_group).delete(events::drop_group))
+        .route("/v1/groups/{group}/reset", post(events::reset_group))
+        .route("/v1/groups/{group}/pull", post(events::pull))
+        .route("/v1/groups/{group}/ack", post(events::ack))
+        .route("/v1/groups/{group}/nack", post(events::nack))
+        .route("/v1/groups/{group}/extend", post(events::extend))
         .fallback(guard::unknown_path)
         .method_not_allowed_fallback(guard::wrong_method)
         .layer(middleware::from_fn_with_state(shared.clone(), guard::check))

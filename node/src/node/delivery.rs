@@ -303,7 +303,9 @@ impl Sessions {
             | Fact::Dispatched(_)
             | Fact::Freed { .. }
             | Fact::RulesChanged(_)
-            | Fact::Revoked(_) => {}
+            | Fact::Revoked(_)
+            | Fact::Appended(_)
+            | Fact::GroupChanged(_) => {}
         }
     }
 

@@ -174,9 +174,8 @@ impl Shared {
         let target = envelope.target()?;
         // Before ids are filled in: a repeat hashes what its caller wrote.
         let content_hash = envelope.content_hash();
-        let fresh = || ulid::Ulid::generate().to_string();
-        let msg_id = envelope.msg_id.get_or_insert_with(|| id("m_", &fresh(), MsgId::parse)).clone();
-        let trace_id = envelope.trace_id.get_or_insert_with(|| id("t_", &fresh(), TraceId::parse)).clone();
+        let msg_id = envelope.msg_id.get_or_insert_with(|| made("m_", MsgId::parse)).clone();
+        let trace_id = envelope.trace_id.get_or_insert_with(|| made("t_", TraceId::parse)).clone();
         envelope.source.get_or_insert_with(|| Source { agent_id: source.clone(), session_id: None });
         let shape = envelope.payload.as_ref().map(Json::shape).unwrap_or_default();
         let warnings = warning.into_iter().collect();
@@ -348,8 +347,9 @@ fn out_of_time(maybe_done: bool) -> ErrorReply {
     }
 }
 
-fn id<T>(prefix: &str, unique: &str, parse: impl Fn(&str) -> Result<T, reach_protocol::id::BadId>) -> T {
-    parse(&format!("{prefix}{unique}")).expect("a ULID is legal in an id")
+/// A new id.
+pub fn made<T>(prefix: &str, parse: impl Fn(&str) -> Result<T, reach_protocol::id::BadId>) -> T {
+    parse(&format!("{prefix}{}", ulid::Ulid::generate())).expect("a ULID is legal in an id")
 }
 
 /// The time a message has, in milliseconds. A sender that does not tell its clock is read by this

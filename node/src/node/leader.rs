@@ -312,6 +312,7 @@ fn body_bytes(command: &Command) -> usize {
     let body = match command {
         Command::Submit(submit) => submit.envelope.bytes().len(),
         Command::Complete { result, .. } => result.as_str().len(),
+        Command::Publish { events, .. } => events.iter().map(|event| event.data.as_str().len() + 256).sum(),
         _ => 0,
     };
     body + 256

@@ -5,6 +5,7 @@ mod certificates;
 mod connection;
 mod consensus;
 mod delivery;
+mod events;
 mod heartbeat;
 mod ingress;
 mod leader;
@@ -51,6 +52,7 @@ pub struct Shared {
     pub peers: peers::Peers,
     pub delivery: delivery::Handle,
     pub waiters: waiters::Waiters,
+    pub bells: events::Bells,
     pub heartbeats: heartbeat::Heartbeats,
     pub space: Space,
     pub metrics: Metrics,
@@ -200,6 +202,7 @@ impl Node {
             peers,
             delivery,
             waiters: waiters::Waiters::default(),
+            bells: events::Bells::default(),
             heartbeats: heartbeat::Heartbeats::default(),
             space: Space::new(&config.data_dir, LOW_SPACE_BYTES),
             metrics: Metrics::default(),
@@ -212,6 +215,8 @@ impl Node {
         shared.clone().spawn(barrier::run(shared.clone(), barrier_queue));
         shared.clone().spawn(delivery::run(shared.clone(), delivery_inbox));
         shared.clone().spawn(waiters::run(shared.clone()));
+        shared.clone().spawn(events::run(shared.clone()));
+        shared.clone().spawn(events::retain(shared.clone()));
         shared.clone().spawn(heartbeat::run(shared.clone()));
         shared.clone().spawn(skew::run(shared.clone()));
         consensus.spawn(&shared, peers::run(shared.clone(), peer_endpoint.clone()));

@@ -39,7 +39,7 @@ impl AgentFilter {
 }
 
 impl Shared {
-    fn as_of(&self) -> Stamp {
+    pub fn as_of(&self) -> Stamp {
         self.replica.applied().borrow().stamp
     }
 

@@ -141,6 +141,51 @@ impl Shared {
                 self.fresh(stale, deadline).await?;
                 shared.list_revocations(principal, limit, after.as_ref())
             }
+            Request::Publish { events } => self.publish(principal, events, deadline).await,
+            Request::Events { event_type, from, limit, wait_ms } => {
+                self.fresh(stale, deadline).await?;
+                self.read_events(&event_type, from, limit, until(wait_ms)).await
+            }
+            Request::Topics { limit, after } => {
+                self.fresh(stale, deadline).await?;
+                Ok(self.list_topics(limit, after.as_ref()))
+            }
+            Request::Topic { event_type } => {
+                self.fresh(stale, deadline).await?;
+                self.read_topic(&event_type)
+            }
+            Request::SetTopic { event_type, max_age_ms, max_bytes } => {
+                let author = principal.clone();
+                let command = Command::SetTopic { event_type, max_age_ms, max_bytes, author };
+                match self.propose(command, deadline).await? {
+                    Reply::Topic(topic) => Ok(Answer::Topic(topic)),
+                    _ => Err(ErrorReply::new(Code::Internal, "a topic was answered with something else")),
+                }
+            }
+            Request::Trim { event_type, to } => self.trim(principal, event_type, to, deadline).await,
+            Request::RemoveTopic { event_type } => {
+                let command = Command::RemoveTopic { event_type, author: principal.clone() };
+                self.propose(command, deadline).await.map(|_| Answer::Done)
+            }
+            Request::Groups { limit, after } => {
+                self.fresh(stale, deadline).await?;
+                self.list_groups(limit, after.as_ref())
+            }
+            Request::Group { group } => {
+                self.fresh(stale, deadline).await?;
+                self.read_group(&group)
+            }
+            Request::CreateGroup { group, topics, from } => {
+                self.create_group(principal, group, topics, from, deadline).await
+            }
+            Request::ResetGroup { group, from } => self.reset_group(principal, group, from, deadline).await,
+            Request::RemoveGroup { group } => self.remove_group(principal, group, deadline).await,
+            Request::Pull { group, member, pull, max, wait_ms } => {
+                self.pull(principal, (group, member, pull), max, until(wait_ms), deadline).await
+            }
+            Request::Say { group, member, about, word } => {
+                self.say(principal, Command::Say { group, member, about, word }, deadline).await
+            }
         }
     }
 

@@ -10,13 +10,14 @@ use std::{
 use bytes::Bytes;
 use reach_machine::{Live, Rows, Slot, TraceRecord, Write};
 use reach_protocol::{
-    AgentId, EventType, MessageState, MsgId, Revocation, Revoked, RulesRecord, TraceId,
+    AgentId, EventRow, EventType, MessageState, MsgId, Name, Revocation, Revoked, RulesRecord, TraceId,
     agent::{AgentRecord, Tombstone},
+    event::{EventMark, GroupPosition, GroupRecord, TopicRecord},
     message::MessageRecord,
 };
 use serde::de::DeserializeOwned;
 
-use super::{Engine, POISON, TableStore, row};
+use super::{Engine, POISON, TableStore, read_events, row};
 use crate::{
     kv::{Kv, Op},
     schema::{self, Table},
@@ -47,7 +48,12 @@ struct Overlay {
     slots: BTreeMap<AgentId, Slots>,
     delivered: BTreeSet<(MsgId, AgentId)>,
     traces: BTreeMap<TraceId, TraceRecord>,
-    next_offsets: BTreeMap<EventType, u64>,
+    topics: BTreeMap<EventType, Arc<TopicRecord>>,
+    events: BTreeMap<EventType, BTreeMap<u64, EventRow>>,
+    /// `None`: removed.
+    event_marks: BTreeMap<MsgId, Option<EventMark>>,
+    groups: BTreeMap<Name, Option<Arc<GroupRecord>>>,
+    positions: BTreeMap<Name, BTreeMap<EventType, Option<Arc<GroupPosition>>>>,
     waiting: i64,
     /// `None`: removed.
     revocations: BTreeMap<Revoked, Option<Arc<Revocation>>>,
@@ -113,8 +119,32 @@ impl Overlay {
             Write::PutTrace { trace_id, record } => {
                 self.traces.insert(trace_id.clone(), record.clone());
             }
+            Write::PutTopic(record) => {
+                self.topics.insert(record.event_type.clone(), record.clone());
+            }
             Write::PutEvent(row) => {
-                self.next_offsets.insert(row.event_type.clone(), row.offset + 1);
+                self.events.entry(row.event_type.clone()).or_default().insert(row.offset, row.clone());
+            }
+            // Below the topic's floor nobody looks.
+            Write::RemoveEvents { .. } => {}
+            Write::PutEventMark { msg_id, mark } => {
+                self.event_marks.insert(msg_id.clone(), Some(mark.clone()));
+            }
+            Write::RemoveEventMark { msg_id } => {
+                self.event_marks.insert(msg_id.clone(), None);
+            }
+            Write::PutGroup(record) => {
+                self.groups.insert(record.group.clone(), Some(record.clone()));
+            }
+            Write::RemoveGroup { group } => {
+                self.groups.insert(group.clone(), None);
+            }
+            Write::PutPosition(position) => {
+                let positions = self.positions.entry(position.group.clone()).or_default();
+                positions.insert(position.event_type.clone(), Some(position.clone()));
+            }
+            Write::RemovePosition { group, event_type } => {
+                self.positions.entry(group.clone()).or_default().insert(event_type.clone(), None);
             }
             Write::PutRevocation(record) => {
                 self.revocations.insert(record.revoked.clone(), Some(record.clone()));
@@ -199,10 +229,62 @@ impl<E: Engine> Rows for OpenBatch<'_, E> {
         written.or_else(|| self.read(Table::Traces, &schema::trace(trace_id), "trace"))
     }
 
-    fn next_offset(&self, event_type: &EventType) -> u64 {
-        let written = self.over.next_offsets.get(event_type).copied();
-        let read = || self.read(Table::Events, &schema::next_offset(event_type), "next offset");
-        written.or_else(read).unwrap_or(0)
+    fn topic(&self, event_type: &EventType) -> Option<Arc<TopicRecord>> {
+        let written = self.over.topics.get(event_type).cloned();
+        written.or_else(|| self.store.live().topics.get(event_type).cloned())
+    }
+
+    fn topics(&self) -> Vec<Arc<TopicRecord>> {
+        let live = self.store.live();
+        let mut all: BTreeMap<_, _> = live.topics.iter().collect();
+        all.extend(&self.over.topics);
+        all.into_values().cloned().collect()
+    }
+
+    fn events(&self, event_type: &EventType, from: u64, to: u64) -> Vec<EventRow> {
+        let written = self.over.events.get(event_type);
+        let on_disk_to = written.and_then(|rows| rows.keys().next()).map_or(to, |first| to.min(*first));
+        let read = read_events(&*self.disk, event_type, from, on_disk_to, usize::MAX);
+        let mut rows = match self.store.fatal("reading the tables", read) {
+            Ok(rows) => rows,
+            Err(error) => {
+                self.failed.borrow_mut().get_or_insert(error);
+                Vec::new()
+            }
+        };
+        let written = written.into_iter().flat_map(|rows| rows.range(from.min(to)..to));
+        rows.extend(written.map(|(_, row)| row.clone()));
+        rows
+    }
+
+    fn event_mark(&self, msg_id: &MsgId) -> Option<EventMark> {
+        match self.over.event_marks.get(msg_id) {
+            Some(written) => written.clone(),
+            None => self.read(Table::Index, &schema::event_mark(msg_id), "event mark"),
+        }
+    }
+
+    fn group(&self, group: &Name) -> Option<Arc<GroupRecord>> {
+        match self.over.groups.get(group) {
+            Some(written) => written.clone(),
+            None => self.store.live().groups.get(group).cloned(),
+        }
+    }
+
+    fn positions(&self, group: &Name) -> Vec<Arc<GroupPosition>> {
+        let live = self.store.live();
+        let known = live.positions.get(group).into_iter().flatten();
+        let mut all: BTreeMap<_, _> = known.map(|(topic, position)| (topic, Some(position))).collect();
+        let written = self.over.positions.get(group).into_iter().flatten();
+        all.extend(written.map(|(topic, position)| (topic, position.as_ref())));
+        all.into_values().flatten().cloned().collect()
+    }
+
+    fn position(&self, group: &Name, event_type: &EventType) -> Option<Arc<GroupPosition>> {
+        match self.over.positions.get(group).and_then(|positions| positions.get(event_type)) {
+            Some(written) => written.clone(),
+            None => self.store.live().positions.get(group)?.get(event_type).cloned(),
+        }
     }
 
     fn waiting(&self) -> u64 {

@@ -4,6 +4,7 @@
 use std::{io, ops::ControlFlow, sync::Arc};
 
 use reach_machine::{Live, Write};
+use reach_protocol::event::TopicRecord;
 use serde::de::DeserializeOwned;
 
 use super::row;
@@ -38,6 +39,27 @@ pub(super) fn live(disk: &impl Kv) -> io::Result<Live> {
     each(disk, Table::Slots, &schema::group(), "slot", |key, slot| {
         let (agent_id, msg_id) = schema::slot_ids(key)?;
         live.write(&Write::PutSlot { agent_id, msg_id, slot });
+        Ok(())
+    })?;
+    // One topic after the other: their events lie between them and are passed over.
+    let mut from = schema::topics();
+    let end = schema::after(&from);
+    loop {
+        let mut found: Option<TopicRecord> = None;
+        disk.scan(Table::Events, &from, &end, Order::Up, &mut |_, value| {
+            found = Some(schema::decode("topic", value)?);
+            Ok(ControlFlow::Break(()))
+        })?;
+        let Some(record) = found else { break };
+        from = schema::after_events(&record.event_type);
+        live.write(&Write::PutTopic(Arc::new(record)));
+    }
+    each(disk, Table::Groups, &schema::groups(), "group", |_, record| {
+        live.write(&Write::PutGroup(Arc::new(record)));
+        Ok(())
+    })?;
+    each(disk, Table::Groups, &schema::positions(), "position", |_, position| {
+        live.write(&Write::PutPosition(Arc::new(position)));
         Ok(())
     })?;
     Ok(live)

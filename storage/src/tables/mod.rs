@@ -14,7 +14,7 @@ use std::{
 
 use reach_machine::Live;
 use reach_protocol::{
-    AgentId, Envelope, Json, MsgId, TraceId,
+    AgentId, Envelope, EventRow, EventType, Json, MsgId, TraceId,
     codec::Encoded,
     message::{Hop, MessageRecord},
 };
@@ -100,6 +100,30 @@ fn row<T: DeserializeOwned>(
     disk.read(table, key)?.map(|value| schema::decode(what, &value)).transpose()
 }
 
+/// Events `from..to`, as many as have `bytes_max` bytes together, and at least one where there is one.
+fn read_events(
+    disk: &impl Kv,
+    event_type: &EventType,
+    from: u64,
+    to: u64,
+    bytes_max: usize,
+) -> io::Result<Vec<EventRow>> {
+    let (mut rows, mut bytes) = (Vec::new(), 0);
+    if from >= to {
+        return Ok(rows);
+    }
+    let (from, to) = (schema::event(event_type, from), schema::event(event_type, to));
+    disk.scan(Table::Events, &from, &to, Order::Up, &mut |_, value| {
+        bytes += value.len();
+        if bytes > bytes_max && !rows.is_empty() {
+            return Ok(ControlFlow::Break(()));
+        }
+        rows.push(schema::decode("event", value)?);
+        Ok(ControlFlow::Continue(()))
+    })?;
+    Ok(rows)
+}
+
 impl<E: Engine> Tables for TableStore<E> {
     fn applied(&self) -> Applied {
         self.applied.read().expect(POISON).clone()
@@ -142,6 +166,17 @@ impl<E: Engine> Tables for TableStore<E> {
         });
         self.fatal("reading the tables", scanned)?;
         Ok(hops)
+    }
+
+    fn events(
+        &self,
+        event_type: &EventType,
+        from: u64,
+        to: u64,
+        bytes_max: usize,
+    ) -> io::Result<Vec<EventRow>> {
+        let read = read_events(&*self.disk(), event_type, from, to, bytes_max);
+        self.fatal("reading the tables", read)
     }
 
     fn was_delivered(&self, msg_id: &MsgId, agent_id: &AgentId) -> io::Result<bool> {

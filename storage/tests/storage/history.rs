@@ -5,11 +5,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use reach_machine::{Slot, TraceRecord, Write};
 use reach_protocol::{
-    AgentId, AgentState, Capability, Envelope, EventType, Json, MessageState, MsgId, Principal, Registration,
-    Revocation, Revoked, RulesRecord, StateReason, Tag, Target, TraceId,
+    AgentId, AgentState, Capability, Envelope, EventRow, EventType, Json, MessageState, MsgId, Name,
+    Principal, Registration, Revocation, Revoked, RulesRecord, StateReason, Tag, Target, TraceId,
     agent::{AgentRecord, Tombstone},
     codec::Encoded,
-    message::{EventRow, Holder, Hop, MessageRecord, Outcome, PendingReason, StateName},
+    event::{GroupPosition, TopicRecord},
+    message::{Holder, Hop, MessageRecord, Outcome, PendingReason, StateName},
     stamp::Stamp,
 };
 use reach_storage::Tables;
@@ -106,6 +107,24 @@ pub fn envelope(number: u64) -> Encoded<Envelope> {
     Encoded::new(&Envelope::from_json(&text).unwrap())
 }
 
+pub fn name() -> Name {
+    Name::parse("g").unwrap()
+}
+
+pub fn event(offset: u64, ms: u64) -> EventRow {
+    EventRow {
+        event_type: event_type(),
+        offset,
+        at: at(ms),
+        msg_id: Some(msg(offset)),
+        trace_id: None,
+        source: None,
+        key: None,
+        bytes_before: offset * 4,
+        data: Json::null(),
+    }
+}
+
 pub fn slot(ms: u64) -> Slot {
     Slot { instance: holder(0).instance, attempt: 0, since_ms: ms }
 }
@@ -120,7 +139,7 @@ pub fn history(seed: u64, entries: u64) -> Vec<Vec<Write>> {
     let mut hops = [0u64; 5];
     // Of every message: when it was accepted, and its step (0 pending, 1 matched, 2 finished).
     let mut messages: Vec<(u64, u8)> = Vec::new();
-    let mut offset = 0;
+    let (mut offset, mut floor) = (0, 0);
     let mut all = Vec::new();
     for index in 1..=entries {
         let ms = index * 10;
@@ -143,14 +162,21 @@ pub fn history(seed: u64, entries: u64) -> Vec<Vec<Write>> {
                     writes.push(Write::PutRules(Arc::new(record)));
                 }
                 3 => {
-                    writes.push(Write::PutEvent(EventRow {
-                        event_type: event_type(),
-                        offset,
-                        at: at(ms),
-                        trace_id: None,
-                        data: Json::null(),
-                    }));
+                    writes.push(Write::PutEvent(event(offset, ms)));
                     offset += 1;
+                    let topic = TopicRecord::new(event_type(), at(0));
+                    let topic = TopicRecord { next: offset, bytes: offset * 4, floor, ..topic };
+                    writes.push(Write::PutTopic(Arc::new(topic)));
+                    let position = GroupPosition::new(name(), event_type(), offset);
+                    writes.push(Write::PutPosition(Arc::new(position)));
+                    if offset - floor > 5 {
+                        writes.push(Write::RemoveEvents {
+                            event_type: event_type(),
+                            from: floor,
+                            to: floor + 3,
+                        });
+                        floor += 3;
+                    }
                 }
                 4..7 => {
                     let number = messages.len() as u64;

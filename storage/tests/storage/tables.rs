@@ -1,14 +1,20 @@
 //! The tables' promises, the same on both disks.
 
+use std::sync::Arc;
+
 use reach_machine::Write;
-use reach_protocol::{Json, MessageState, message::StateName};
+use reach_protocol::{
+    EventRow, Json, MessageState,
+    event::{EventMark, TopicRecord},
+    message::StateName,
+};
 use reach_storage::Applied;
 
 use crate::{
     disks::Disk,
     history::{
-        agent, agent_id, apply, at, completed, envelope, event_type, history, holder, hop, mark, message,
-        msg, pending, rows, slot, trace_id,
+        agent, agent_id, apply, at, completed, envelope, event, event_type, history, holder, hop, mark,
+        message, msg, pending, rows, slot, trace_id,
     },
 };
 
@@ -58,7 +64,7 @@ fn a_batch_sees_its_own_writes_and_others_see_them_after_commit() {
         let tables = &*store.tables;
         let mut batch = tables.batch();
         assert_eq!(batch.agent(&agent_id(1)), None);
-        assert_eq!((batch.waiting(), batch.next_offset(&event_type())), (0, 0));
+        assert_eq!((batch.waiting(), batch.topic(&event_type())), (0, None));
 
         batch.write(vec![
             Write::PutAgent(agent(1, 5)),
@@ -101,6 +107,49 @@ fn a_batch_sees_its_own_writes_and_others_see_them_after_commit() {
         drop(batch);
         assert_eq!(tables.live().waiting, 1, "a dropped batch has done nothing");
         assert_eq!(tables.applied().index, 1);
+    }
+}
+
+#[test]
+fn a_topic_keeps_its_place_whatever_goes_and_whoever_reads() {
+    for disk in Disk::all() {
+        let store = disk.open();
+        let topic = |floor, next| {
+            let topic = TopicRecord::new(event_type(), at(1));
+            Arc::new(TopicRecord { floor, next, bytes: next * 4, ..topic })
+        };
+        let offsets = |rows: Vec<EventRow>| rows.iter().map(|row| row.offset).collect::<Vec<_>>();
+        let mut batch = store.tables.batch();
+        batch.write((0..2_500).map(|offset| Write::PutEvent(event(offset, 1))).collect());
+        batch.write(vec![Write::PutTopic(topic(0, 2_500))]);
+        assert_eq!(offsets(batch.events(&event_type(), 2_498, 9_999)), [2_498, 2_499]);
+        batch.advance(1, mark(1));
+        batch.commit().unwrap();
+
+        // Some on the disk, some in the batch; few of them go one by one, many as a range.
+        let mut batch = store.tables.batch();
+        batch.write(vec![Write::PutEvent(event(2_500, 2)), Write::PutTopic(topic(0, 2_501))]);
+        assert_eq!(offsets(batch.events(&event_type(), 2_499, 9_999)), [2_499, 2_500]);
+        for (from, to) in [(0, 10), (10, 2_400)] {
+            batch.write(vec![Write::RemoveEvents { event_type: event_type(), from, to }]);
+        }
+        let mark_of = EventMark { event_type: event_type(), offset: 2_500, content_hash: [1; 16] };
+        batch.write(vec![
+            Write::PutTopic(topic(2_400, 2_501)),
+            Write::PutEventMark { msg_id: msg(1), mark: mark_of.clone() },
+        ]);
+        assert_eq!(batch.event_mark(&msg(1)), Some(mark_of.clone()));
+        batch.advance(2, mark(2));
+        batch.commit().unwrap();
+
+        drop(store);
+        let store = disk.open();
+        let tables = &*store.tables;
+        assert_eq!(tables.live().topics.get(&event_type()), Some(&topic(2_400, 2_501)));
+        let all = offsets(tables.events(&event_type(), 0, u64::MAX, usize::MAX).unwrap());
+        assert_eq!(all, (2_400..2_501).collect::<Vec<_>>());
+        assert_eq!(tables.events(&event_type(), 2_400, u64::MAX, 1).unwrap().len(), 1, "at least one");
+        assert_eq!(tables.batch().event_mark(&msg(1)), Some(mark_of));
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::{
     fs::File,
-    net::{SocketAddr, UdpSocket},
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use reach_client::{Client, Options};
-use reach_config::NodeConfig;
+use reach_config::{NodeConfig, ports::Stretch};
 use reach_protocol::{
     AgentId, NodeId, Principal,
     frame::{Answer, ClusterView, Request},
@@ -52,8 +52,10 @@ impl Cluster {
         let dir = tempfile::tempdir()?;
         let mut command = Command::new(&binary);
         command.args(["cluster", "new", "--name", "test", "--out"]).arg(dir.path().join("cluster"));
-        for (i, port) in free_ports(nodes as usize)?.into_iter().enumerate() {
-            command.args(["--node", &format!("n{}=127.0.0.1:{port}", i + 1)]);
+        for id in 1..=nodes {
+            // HTTP has the port before the clients'.
+            let port = Stretch::of_this_process()?.take()? + 1;
+            command.args(["--node", &format!("n{id}=127.0.0.1:{port}")]);
         }
         run(command.env("AGENT_REACH_HOME", dir.path().join("home")))?;
         let ids = (1..=nodes).map(|id| (NodeId(id), None)).collect();
@@ -160,7 +162,7 @@ impl Cluster {
         for (id, _) in &self.nodes {
             let file = self.node_dir(*id).join("node.toml");
             let door = NodeConfig::load(&file)?.peer_listen;
-            let free = UdpSocket::bind("127.0.0.1:0")?.local_addr()?;
+            let free = SocketAddr::from(([127, 0, 0, 1], Stretch::of_this_process()?.take()?));
             let text = std::fs::read_to_string(&file)?;
             let moved =
                 text.replace(&format!("peer_listen = \"{door}\""), &format!("peer_listen = \"{free}\""));
@@ -372,21 +374,6 @@ fn run(command: &mut Command) -> anyhow::Result<()> {
     let output = command.output()?;
     anyhow::ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(())
-}
-
-/// Client ports whose neighbour, for peers, is free as well.
-fn free_ports(count: usize) -> anyhow::Result<Vec<u16>> {
-    let mut taken = Vec::new();
-    let mut ports = Vec::new();
-    while ports.len() < count {
-        let client = UdpSocket::bind("127.0.0.1:0")?;
-        let port = client.local_addr()?.port();
-        if let Ok(peer) = UdpSocket::bind(("127.0.0.1", port + 1)) {
-            ports.push(port);
-            taken.push((client, peer));
-        }
-    }
-    Ok(ports)
 }
 
 /// A folder under the cluster's own, for an agent's inbox.

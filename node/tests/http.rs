@@ -1,9 +1,11 @@
 //! The HTTP door: every route, every kind of bad input, and an agent that has nothing but HTTP, on
 //! three nodes.
 
+mod support;
+
 use std::{
     io::{BufRead, BufReader, Read, Write},
-    net::{TcpListener, TcpStream, UdpSocket},
+    net::TcpStream,
     path::Path,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -29,23 +31,12 @@ struct Cluster {
     dir: tempfile::TempDir,
 }
 
-/// A client's port, with HTTP's before it and the peers' after it.
-fn free_port() -> u16 {
-    loop {
-        let client = UdpSocket::bind("127.0.0.1:0").expect("loopback has free ports");
-        let port = client.local_addr().expect("it is bound").port();
-        let http = TcpListener::bind(("127.0.0.1", port - 1));
-        if http.is_ok() && UdpSocket::bind(("127.0.0.1", port + 1)).is_ok() {
-            return port;
-        }
-    }
-}
-
 impl Cluster {
     fn start() -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let out = dir.path().join("cluster");
-        let hosts: Vec<String> = (1..=3).map(|id| format!("n{id}=127.0.0.1:{}", free_port())).collect();
+        let hosts: Vec<String> =
+            (1..=3).map(|id| format!("n{id}=127.0.0.1:{}", support::free_port() + 1)).collect();
         let layout = Layout::new("test".parse()?, &hosts)?;
         cluster_new::write(&layout, &out)?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;

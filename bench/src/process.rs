@@ -2,13 +2,13 @@
 
 use std::{
     fs::{self, File},
-    net::{TcpListener, UdpSocket},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
 use anyhow::{Context as _, bail};
+use reach_config::ports::Stretch;
 
 /// The servers of one cluster, in order, and the folder that holds everything of theirs. Dropping
 /// it ends them and removes the folder.
@@ -92,27 +92,11 @@ fn tail(text: &str) -> String {
     lines[lines.len().saturating_sub(10)..].join("\n")
 }
 
-/// Ports of loopback that nobody uses now, for TCP.
+/// Ports of loopback that nobody uses now, and which are not handed out to anybody else: a server that was
+/// killed finds its own free when it is started again. The nine after each are as free.
 pub fn free_ports(count: usize) -> anyhow::Result<Vec<u16>> {
-    let taken: Vec<TcpListener> =
-        (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
-    Ok(taken.iter().map(|socket| socket.local_addr().map(|at| at.port())).collect::<Result<_, _>>()?)
-}
-
-/// Ports of loopback, for UDP, whose neighbour is free as well.
-pub fn free_port_pairs(count: usize) -> anyhow::Result<Vec<u16>> {
-    let (mut taken, mut ports) = (Vec::new(), Vec::new());
-    while ports.len() < count {
-        let first = UdpSocket::bind("127.0.0.1:0")?;
-        let port = first.local_addr()?.port();
-        if let Some(next) = port.checked_add(1)
-            && let Ok(second) = UdpSocket::bind(("127.0.0.1", next))
-        {
-            ports.push(port);
-            taken.push((first, second));
-        }
-    }
-    Ok(ports)
+    let stretch = Stretch::of_this_process()?;
+    Ok((0..count).map(|_| stretch.take()).collect::<Result<_, _>>()?)
 }
 
 /// A program that ends with this process, whatever happens to it: setpriv becomes the program.

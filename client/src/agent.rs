@@ -272,7 +272,7 @@ impl Start {
         };
         runtime.block_on(async move {
             let status = self.status.clone();
-            let (session, found) = match self.open() {
+            let (session, found) = match self.open().await {
                 Ok(session) => session,
                 Err(error) => {
                     // Without a receiver the caller is gone, and there is nobody to tell.
@@ -287,12 +287,14 @@ impl Start {
         });
     }
 
-    fn open(self) -> Result<(Session, Vec<crate::inbox::StoredTask>), Error> {
+    async fn open(self) -> Result<(Session, Vec<crate::inbox::StoredTask>), Error> {
         let tasks_max = tasks_max(self.registration.max_concurrency);
         let (pushed, pushes) = mpsc::channel(2 * tasks_max);
-        let connection = Connection::start(Arc::new(self.options), Some(pushed))?;
         // No task has more than four writes under way.
-        let (inbox, agent_id, found) = Inbox::open(&self.inbox_dir, self.agent_id.as_ref(), 4 * tasks_max)?;
+        let (inbox, agent_id, found) =
+            Inbox::open_when_free(&self.inbox_dir, self.agent_id.as_ref(), 4 * tasks_max).await?;
+        // Not before: who has no inbox has nothing to say to a node.
+        let connection = Connection::start(Arc::new(self.options), Some(pushed))?;
         let registration = Registration { agent_id: agent_id.clone(), ..self.registration };
         let run = Run {
             agent_id: agent_id.clone(),

@@ -26,6 +26,7 @@ use crate::{
     error::Error,
     link::{Asked, Beat, Incoming, Link, Miss, Push},
     options::Options,
+    renewal::CredentialFiles,
 };
 
 /// A link that lasted this long was a good one: the next loss starts with short pauses again.
@@ -74,6 +75,7 @@ impl Connection {
         let welcome = Arc::new(Mutex::new(None));
         let supervisor = Supervisor {
             addresses,
+            files: options.credential_files.clone(),
             options: options.clone(),
             endpoint,
             state: state_tx,
@@ -356,6 +358,7 @@ fn msg_id(request: &Request) -> Option<&MsgId> {
 /// The task that keeps a link up.
 struct Supervisor {
     addresses: Addresses,
+    files: Option<CredentialFiles>,
     options: Arc<Options>,
     endpoint: Endpoint,
     state: watch::Sender<State>,
@@ -381,6 +384,9 @@ impl Supervisor {
         let mut failures = 0;
         let mut misses = Misses::of(&self.addresses);
         for generation in 1.. {
+            if let Some(files) = &mut self.files {
+                files.renew(&self.endpoint);
+            }
             match self.dial(generation, &mut misses).await {
                 Some((address, link, incoming)) => {
                     info!(node = %link.welcome.node_id, "connected");

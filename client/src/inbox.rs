@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
     thread,
+    time::Duration,
 };
 
 use reach_protocol::{AgentId, Envelope, MsgId, TraceId, codec};
@@ -15,7 +16,10 @@ use redb::{
     Database, DatabaseError, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition,
 };
 use serde::{Deserialize, Serialize};
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{Instant, sleep},
+};
 
 use crate::task::Outcome;
 
@@ -36,6 +40,10 @@ const SETTLED_MAX: u64 = 1_000;
 const SETTLED_BYTES_MAX: u64 = 16 << 20;
 /// Writes that may share one fsync.
 const BATCH_MAX: usize = 256;
+/// A process that was killed holds its inbox until the system has cleared it away, which a busy machine
+/// takes its time for; the next run of the agent may be there before.
+const LOCKED_MAX: Duration = Duration::from_secs(2);
+const LOCKED_POLL: Duration = Duration::from_millis(20);
 const CACHE_BYTES: usize = 8 << 20;
 
 #[derive(Debug, Clone, thiserror::Error)]
@@ -114,6 +122,21 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
+    /// As `open`; of an inbox that is in use it waits a moment for the end of who uses it.
+    pub(crate) async fn open_when_free(
+        dir: &Path,
+        agent_id: Option<&AgentId>,
+        writes_max: usize,
+    ) -> Result<(Self, AgentId, Vec<StoredTask>), InboxError> {
+        let deadline = Instant::now() + LOCKED_MAX;
+        loop {
+            match Self::open(dir, agent_id, writes_max) {
+                Err(InboxError::Locked { .. }) if Instant::now() < deadline => sleep(LOCKED_POLL).await,
+                opened => return opened,
+            }
+        }
+    }
+
     /// Opens or makes `dir/inbox.redb`, locks it, and finds what an earlier run left. Without an id
     /// the agent gets the one kept beside it in `dir/agent_id`, or a new one. At most `writes_max`
     /// writes may wait.

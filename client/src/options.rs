@@ -8,7 +8,7 @@ use reach_protocol::{AgentId, id::Name};
 use reach_transport::Credentials;
 use serde::Deserialize;
 
-use crate::error::Error;
+use crate::{error::Error, renewal::CredentialFiles};
 
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -16,6 +16,9 @@ pub struct Options {
     pub endpoints: Vec<String>,
     pub cluster: Name,
     pub credentials: Credentials,
+    /// Where the credentials were read from. When these files are renewed, the next connection is made
+    /// with what they hold then; the identity must stay. Default none.
+    pub credential_files: Option<CredentialFiles>,
     /// For the first connection, and for an agent's first registration. Default 10 s; then
     /// [`Error::Unreachable`].
     pub connect_timeout: Duration,
@@ -60,6 +63,7 @@ impl Options {
             endpoints,
             cluster,
             credentials,
+            credential_files: None,
             connect_timeout: Duration::from_secs(10),
             dial_timeout: Duration::from_secs(3),
             stagger: Duration::from_millis(250),
@@ -78,8 +82,9 @@ impl Options {
     pub fn from_context(dir: impl AsRef<Path>) -> Result<Self, Error> {
         let dir = dir.as_ref();
         let file = ContextFile::read(dir)?;
-        let credentials = Credentials::load(dir.join(&file.ca), dir.join(&file.cert), dir.join(&file.key))?;
-        Ok(Self::new(file.cluster, file.endpoints, credentials))
+        let (files, credentials) =
+            CredentialFiles::load(dir.join(&file.ca), dir.join(&file.cert), dir.join(&file.key))?;
+        Ok(Self::new(file.cluster, file.endpoints, credentials).of_files(files))
     }
 
     /// As [`Options::from_context`], with the agent's own certificate and key
@@ -88,8 +93,12 @@ impl Options {
         let dir = dir.as_ref();
         let file = ContextFile::read(dir)?;
         let own = |ending: &str| dir.join("agents").join(format!("{agent_id}.{ending}"));
-        let credentials = Credentials::load(dir.join(&file.ca), own("pem"), own("key"))?;
-        Ok(Self::new(file.cluster, file.endpoints, credentials))
+        let (files, credentials) = CredentialFiles::load(dir.join(&file.ca), own("pem"), own("key"))?;
+        Ok(Self::new(file.cluster, file.endpoints, credentials).of_files(files))
+    }
+
+    fn of_files(self, files: CredentialFiles) -> Self {
+        Self { credential_files: Some(files), ..self }
     }
 
     pub(crate) fn pauses(&self) -> ExponentialBackoff {

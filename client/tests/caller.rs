@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fake::{Cluster, Peer, envelope, finished, waiting};
 use reach_client::{
-    Client, Error,
+    Client, Error, Options,
     protocol::{Code, MsgId, frame::Request},
 };
 
@@ -209,5 +209,38 @@ async fn a_refusal_of_every_node_is_told_at_once_and_not_to_be_repeated() {
         let agent = fake::worker(&dir).handler(|_| async { unreachable!("nothing is delivered") });
         let refused = tokio::time::timeout(LONG, agent.connect(options)).await.expect("at once");
         assert!(matches!(refused, Err(Error::Unauthenticated { .. })), "{refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_renewed_certificate_is_shown_from_the_next_connection_on() {
+    let cluster = Cluster::new();
+    let node = cluster.node(1);
+    let dir = cluster.context(&[&node]);
+    let options = Options::from_context(dir.path()).unwrap();
+    // Renewed between the reading and the first dial.
+    let renewed = cluster.issue("u");
+    renewed.write(dir.path(), ["user.pem", "user.key"]);
+    let (client, mut peer) = tokio::join!(Client::connect(options), node.accept());
+    let _client = client.unwrap();
+    assert_eq!(peer.serial(), renewed.serial());
+
+    let mut shown = renewed.serial();
+    let again = cluster.issue("u");
+    let foreign = cluster.issue("somebody_else");
+    for (issued, names, is_shown) in [
+        // One file after the other: half of them is nothing yet.
+        (&again, &["user.pem"][..], false),
+        (&again, &["user.key"], true),
+        // Another identity is another client.
+        (&foreign, &["user.pem", "user.key"], false),
+    ] {
+        names.iter().for_each(|name| issued.write(dir.path(), [*name]));
+        peer.hang_up();
+        peer = node.accept().await;
+        if is_shown {
+            shown = issued.serial();
+        }
+        assert_eq!(peer.serial(), shown, "{names:?}");
     }
 }

@@ -8,6 +8,7 @@ mod document;
 mod error;
 pub mod layout;
 pub mod node;
+pub mod ports;
 pub mod rules;
 
 pub use address::Address;

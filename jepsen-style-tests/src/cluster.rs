@@ -3,7 +3,7 @@
 
 use std::{
     fs::File,
-    net::{SocketAddr, UdpSocket},
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use reach_client::{Client, Options};
-use reach_config::NodeConfig;
+use reach_config::{NodeConfig, ports::Stretch};
 use reach_protocol::{
     AgentId, NodeId, Principal,
     frame::{Answer, ClusterView, Request},
@@ -19,11 +19,19 @@ use reach_protocol::{
 use reach_transport::{Identity, authority::Authority};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::Proxy;
+use crate::{Doors, Proxy};
 
 /// How long a healthy cluster may take to serve, by far.
 const READY_MAX: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(50);
+
+/// What can be cut.
+#[derive(Clone, Copy, Debug)]
+enum Cuts {
+    None,
+    Nodes,
+    Clients,
+}
 
 #[derive(Debug)]
 pub struct Cluster {
@@ -32,6 +40,8 @@ pub struct Cluster {
     nodes: Vec<(NodeId, Option<Child>)>,
     /// Between the nodes, where faults of the network are wanted.
     proxy: Option<Proxy>,
+    /// Before the nodes' doors for clients, where those are to be cut off.
+    doors: Option<Doors>,
     /// The library that shows a node another calendar, where it is to be shown one.
     faketime: Option<PathBuf>,
 }
@@ -39,27 +49,42 @@ pub struct Cluster {
 impl Cluster {
     /// Makes the folders, starts every node and initialises the cluster.
     pub async fn start(nodes: u64) -> anyhow::Result<Self> {
-        Self::start_with(nodes, false, None).await
+        Self::start_with(nodes, Cuts::None, None).await
+    }
+
+    /// As `start`, with doors for clients that can be cut off from all nodes at once.
+    pub async fn start_behind_doors(nodes: u64) -> anyhow::Result<Self> {
+        Self::start_with(nodes, Cuts::Clients, None).await
     }
 
     /// As `start`, with a network that can be cut, and calendars that can be stepped.
     pub async fn start_breakable(nodes: u64, faketime: Option<PathBuf>) -> anyhow::Result<Self> {
-        Self::start_with(nodes, true, faketime).await
+        Self::start_with(nodes, Cuts::Nodes, faketime).await
     }
 
-    async fn start_with(nodes: u64, proxied: bool, faketime: Option<PathBuf>) -> anyhow::Result<Self> {
+    async fn start_with(nodes: u64, cuts: Cuts, faketime: Option<PathBuf>) -> anyhow::Result<Self> {
         let binary = binary()?;
         let dir = tempfile::tempdir()?;
         let mut command = Command::new(&binary);
         command.args(["cluster", "new", "--name", "test", "--out"]).arg(dir.path().join("cluster"));
-        for (i, port) in free_ports(nodes as usize)?.into_iter().enumerate() {
-            command.args(["--node", &format!("n{}=127.0.0.1:{port}", i + 1)]);
+        for id in 1..=nodes {
+            // HTTP has the port before the clients'.
+            let port = Stretch::of_this_process()?.take()? + 1;
+            command.args(["--node", &format!("n{id}=127.0.0.1:{port}")]);
         }
         run(command.env("AGENT_REACH_HOME", dir.path().join("home")))?;
         let ids = (1..=nodes).map(|id| (NodeId(id), None)).collect();
-        let mut cluster = Self { dir, binary, nodes: ids, proxy: None, faketime };
-        if proxied {
-            cluster.proxy = Some(cluster.put_proxy_between().await?);
+        let mut cluster = Self { dir, binary, nodes: ids, proxy: None, doors: None, faketime };
+        match cuts {
+            Cuts::None => {}
+            Cuts::Nodes => {
+                let (doors, real) = cluster.moved("peer_listen", |config| config.peer_listen)?;
+                cluster.proxy = Some(Proxy::start(&doors, &real).await?);
+            }
+            Cuts::Clients => {
+                let (doors, real) = cluster.moved("client_listen", |config| config.client_listen)?;
+                cluster.doors = Some(Doors::start(&doors, &real).await?);
+            }
         }
         for id in 1..=nodes {
             cluster.spawn(NodeId(id))?;
@@ -153,23 +178,30 @@ impl Cluster {
         self.proxy.as_ref().context("this cluster has no proxy between its nodes")
     }
 
-    /// Nodes go on being dialled where the plan says, and there the proxy listens; they themselves
-    /// move to other ports.
-    async fn put_proxy_between(&self) -> anyhow::Result<Proxy> {
+    pub fn doors(&self) -> anyhow::Result<&Doors> {
+        self.doors.as_ref().context("this cluster has no doors that can be cut")
+    }
+
+    /// Nodes go on being dialled where the plan says, and there a proxy will listen; they themselves
+    /// move to other ports. Both, in their order.
+    fn moved(
+        &self,
+        key: &str,
+        listen: impl Fn(&NodeConfig) -> SocketAddr,
+    ) -> anyhow::Result<(Vec<SocketAddr>, Vec<SocketAddr>)> {
         let (mut doors, mut real) = (Vec::new(), Vec::new());
         for (id, _) in &self.nodes {
             let file = self.node_dir(*id).join("node.toml");
-            let door = NodeConfig::load(&file)?.peer_listen;
-            let free = UdpSocket::bind("127.0.0.1:0")?.local_addr()?;
+            let door = listen(&NodeConfig::load(&file)?);
+            let free = SocketAddr::from(([127, 0, 0, 1], Stretch::of_this_process()?.take()?));
             let text = std::fs::read_to_string(&file)?;
-            let moved =
-                text.replace(&format!("peer_listen = \"{door}\""), &format!("peer_listen = \"{free}\""));
-            anyhow::ensure!(moved != text, "{} names no peer_listen", file.display());
+            let moved = text.replace(&format!("{key} = \"{door}\""), &format!("{key} = \"{free}\""));
+            anyhow::ensure!(moved != text, "{} names no {key}", file.display());
             std::fs::write(&file, moved)?;
             doors.push(door);
             real.push(free);
         }
-        Ok(Proxy::start(&doors, &real).await?)
+        Ok((doors, real))
     }
 
     /// The address of a node's HTTP door.
@@ -192,10 +224,13 @@ impl Cluster {
         &mut self.nodes.iter_mut().find(|(node, _)| *node == id).expect("a node of this cluster").1
     }
 
-    /// The operator's client, to any node.
+    /// The operator's client, to any node; past the doors, where there are some.
     pub async fn client(&self) -> anyhow::Result<Client> {
         let mut options = Options::from_context(self.admin())?;
         options.connect_timeout = READY_MAX;
+        if let Some(doors) = &self.doors {
+            options.endpoints = doors.real().iter().map(SocketAddr::to_string).collect();
+        }
         Ok(Client::connect(options).await?)
     }
 
@@ -372,21 +407,6 @@ fn run(command: &mut Command) -> anyhow::Result<()> {
     let output = command.output()?;
     anyhow::ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(())
-}
-
-/// Client ports whose neighbour, for peers, is free as well.
-fn free_ports(count: usize) -> anyhow::Result<Vec<u16>> {
-    let mut taken = Vec::new();
-    let mut ports = Vec::new();
-    while ports.len() < count {
-        let client = UdpSocket::bind("127.0.0.1:0")?;
-        let port = client.local_addr()?.port();
-        if let Ok(peer) = UdpSocket::bind(("127.0.0.1", port + 1)) {
-            ports.push(port);
-            taken.push((client, peer));
-        }
-    }
-    Ok(ports)
 }
 
 /// A folder under the cluster's own, for an agent's inbox.

@@ -11,7 +11,7 @@ pub mod workload;
 
 pub use check::Verdict;
 pub use cluster::Cluster;
-pub use proxy::Proxy;
+pub use proxy::{Doors, Proxy};
 pub use registry::RegistryLoad;
 pub use worker::Worker;
 pub use workload::{Outcome, Workload};

@@ -1,7 +1,9 @@
-//! The network between the nodes: every datagram of theirs passes here, where each direction of each
-//! pair can be cut on its own. Needs no privileges, unlike a firewall.
+//! The network between the nodes, and between them and their clients: every datagram passes here, where
+//! each direction of each pair of nodes can be cut on its own, and all clients at once. Needs no
+//! privileges, unlike a firewall.
 
 use std::{
+    collections::{HashMap, hash_map::Entry},
     net::SocketAddr,
     sync::{
         Arc,
@@ -121,6 +123,70 @@ async fn back(
     }
 }
 
+/// The nodes' doors for clients. Clients are told apart by where they send from, which nobody knows
+/// before they do.
+#[derive(Debug)]
+pub struct Doors {
+    real: Vec<SocketAddr>,
+    cut: Arc<AtomicBool>,
+    _tasks: JoinSet<()>,
+}
+
+impl Doors {
+    /// As of [`Proxy::start`].
+    pub async fn start(doors: &[SocketAddr], real: &[SocketAddr]) -> std::io::Result<Self> {
+        let cut = Arc::new(AtomicBool::new(false));
+        let mut tasks = JoinSet::new();
+        for (door, real) in doors.iter().zip(real) {
+            tasks.spawn(admit(cut.clone(), Arc::new(UdpSocket::bind(door).await?), *real));
+        }
+        Ok(Self { real: real.to_vec(), cut, _tasks: tasks })
+    }
+
+    /// Whoever came by a door hears nothing from behind it and is not heard there, or is again.
+    pub fn cut(&self, cut: bool) {
+        self.cut.store(cut, Ordering::Relaxed);
+    }
+
+    /// Where the nodes listen: past the doors, for those who are never cut.
+    pub fn real(&self) -> &[SocketAddr] {
+        &self.real
+    }
+}
+
+/// One door, with a socket for each client, so that the answers find their way back.
+async fn admit(cut: Arc<AtomicBool>, door: Arc<UdpSocket>, real: SocketAddr) {
+    let mut ways: HashMap<SocketAddr, Arc<UdpSocket>> = HashMap::new();
+    let mut backs = JoinSet::new();
+    let mut buffer = vec![0; DATAGRAM_MAX];
+    loop {
+        let Ok((bytes, client)) = door.recv_from(&mut buffer).await else { continue };
+        if cut.load(Ordering::Relaxed) {
+            continue;
+        }
+        if let Entry::Vacant(unknown) = ways.entry(client) {
+            let Ok(way) = UdpSocket::bind("127.0.0.1:0").await else { continue };
+            if way.connect(real).await.is_err() {
+                continue;
+            }
+            let way = Arc::new(way);
+            backs.spawn(answer(cut.clone(), way.clone(), door.clone(), client));
+            unknown.insert(way);
+        }
+        let _ = ways[&client].send(&buffer[..bytes]).await;
+    }
+}
+
+async fn answer(cut: Arc<AtomicBool>, way: Arc<UdpSocket>, door: Arc<UdpSocket>, client: SocketAddr) {
+    let mut buffer = vec![0; DATAGRAM_MAX];
+    loop {
+        let Ok(bytes) = way.recv(&mut buffer).await else { continue };
+        if !cut.load(Ordering::Relaxed) {
+            let _ = door.send_to(&buffer[..bytes], client).await;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -131,6 +197,30 @@ mod tests {
         let mut buffer = [0; 8];
         let heard = tokio::time::timeout(Duration::from_millis(500), socket.recv_from(&mut buffer)).await;
         heard.ok().map(|heard| (buffer[0], heard.expect("loopback works").1))
+    }
+
+    #[tokio::test]
+    async fn clients_are_cut_off_together_and_told_apart() {
+        let socket = async || UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let (node, one, other) = (socket().await, socket().await, socket().await);
+        let door = socket().await.local_addr().unwrap();
+        let doors = Doors::start(&[door], &[node.local_addr().unwrap()]).await.unwrap();
+
+        one.send_to(&[1], door).await.unwrap();
+        let (_, way_to_one) = heard(&node).await.expect("it passes");
+        other.send_to(&[2], door).await.unwrap();
+        let (_, way_to_other) = heard(&node).await.expect("it passes");
+        node.send_to(&[3], way_to_one).await.unwrap();
+        node.send_to(&[4], way_to_other).await.unwrap();
+        assert_eq!((heard(&one).await, heard(&other).await), (Some((3, door)), Some((4, door))));
+
+        doors.cut(true);
+        one.send_to(&[5], door).await.unwrap();
+        node.send_to(&[6], way_to_one).await.unwrap();
+        assert_eq!((heard(&node).await, heard(&one).await), (None, None));
+        doors.cut(false);
+        one.send_to(&[7], door).await.unwrap();
+        assert_eq!(heard(&node).await, Some((7, way_to_one)), "the same way as before");
     }
 
     #[tokio::test]

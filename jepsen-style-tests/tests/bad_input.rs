@@ -8,11 +8,13 @@ use std::{
 };
 
 use jepsen_style_tests::{Cluster, cluster};
-use reach_client::Client;
+use reach_client::{Client, Error};
 use reach_protocol::{
-    AgentId, Code, Envelope, InstanceId, Json, NodeId, Tag,
+    AgentId, Capability, Code, Envelope, InstanceId, Json, NodeId, Registration, Tag,
     frame::{Answer, Request},
 };
+
+const SHORT: Duration = Duration::from_secs(5);
 
 fn node(config: &Path) -> anyhow::Result<Output> {
     Ok(Command::new(cluster::binary()?).args(["node", "--config"]).arg(config).output()?)
@@ -67,6 +69,77 @@ async fn a_node_that_can_not_start_says_why_and_what_to_do() -> anyhow::Result<(
     let (error, code) = with("f.toml", text)?;
     assert!(error.contains("broken.pem"), "{error}");
     assert_eq!(code, Some(24));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bad_registration_is_refused_whole_with_its_field_and_its_limit() -> anyhow::Result<()> {
+    let cluster = Cluster::start(1).await?;
+    let agent_id = AgentId::parse("declares")?;
+    let client = Client::connect(cluster.agent_options(&agent_id)?).await?;
+    let instance = InstanceId::parse("i_1")?;
+    let register = async |registration: Registration| {
+        let (registration, instance) = (Box::new(registration), instance.clone());
+        client.request(Request::Register { registration, instance, uptime_ms: 0 }, SHORT).await
+    };
+    let capability =
+        |name: &str, weight: f64| Capability::new(Tag::parse(name).expect("a legal tag"), weight);
+    let good = Registration::new(agent_id.clone(), vec![capability("good", 1.0)]);
+    register(good.clone()).await?;
+
+    let text = |bytes: usize| Json::from_value(&"x".repeat(bytes).into());
+    let with = |change: &dyn Fn(&mut Registration)| {
+        let mut registration = good.clone();
+        change(&mut registration);
+        registration
+    };
+    let weight = |weight: f64| with(&|bad| bad.capabilities.push(capability("bad", weight)));
+    let many = (0..257).map(|nth| capability(&format!("t{nth}"), 1.0)).collect::<Vec<_>>();
+    let bad = [
+        (weight(0.0), "capabilities[1].weight", "0.001 to 1000"),
+        (weight(-1.0), "capabilities[1].weight", "0.001 to 1000"),
+        (weight(1_000.1), "capabilities[1].weight", "0.001 to 1000"),
+        // JSON has no words for these; a program has.
+        (weight(f64::NAN), "capabilities[1].weight", "0.001 to 1000"),
+        (weight(f64::INFINITY), "capabilities[1].weight", "0.001 to 1000"),
+        (
+            with(&|bad| bad.capabilities.push(capability("good", 2.0))),
+            "capabilities[1].name",
+            "good is declared twice",
+        ),
+        (with(&|bad| bad.capabilities.clear()), "capabilities", "1 to 256"),
+        (with(&|bad| bad.capabilities = many.clone()), "capabilities", "1 to 256 capabilities, not 257"),
+        (with(&|bad| bad.capabilities[0].version = Some("v".repeat(65))), "capabilities[0].version", "64"),
+        (
+            with(&|bad| bad.capabilities[0].input_schema = Some(text(1))),
+            "capabilities[0].input_schema",
+            "an object",
+        ),
+        (with(&|bad| drop(bad.metadata.insert("k".into(), text(16 << 10)))), "metadata", "16384"),
+        (with(&|bad| bad.host = Some("h".repeat(256))), "host", "255"),
+        (with(&|bad| bad.max_concurrency = 10_001), "max_concurrency", "1 to 10000"),
+        (with(&|bad| bad.ttl_ms = Some(600_001)), "ttl_ms", "1000 to 600000"),
+    ];
+    for (registration, field, limit) in bad {
+        let refused = match register(registration).await {
+            Err(Error::Refused(reply)) => reply,
+            other => anyhow::bail!("{field}: {other:?}"),
+        };
+        assert!(matches!(refused.code, Code::Invalid | Code::TooLarge), "{refused:?}");
+        assert_eq!(refused.field.as_deref(), Some(field), "{refused:?}");
+        assert!(refused.message.contains(limit), "{field}: {refused}");
+    }
+    // Another agent's name, with this one's certificate.
+    let foreign = register(Registration::new(AgentId::parse("another")?, good.capabilities.clone())).await;
+    assert_eq!(foreign.map(drop).unwrap_err().code(), Code::Forbidden);
+
+    let operator = cluster.client().await?;
+    let request = Request::Agents { state: None, capability: None, metadata: None, limit: 10, after: None };
+    let Answer::Agents { items, .. } = operator.request(request, SHORT).await? else {
+        anyhow::bail!("a question for agents got another answer");
+    };
+    let known: Vec<_> = items.into_iter().map(|view| view.record.registration.clone()).collect();
+    assert_eq!(known, [good], "what was there stays, and nothing else came");
     Ok(())
 }
 

@@ -1,7 +1,10 @@
 //! Certificates on real processes: what is revoked stays out, what is renewed is taken into use, and
 //! no host's wrong calendar cuts anybody off.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, ensure};
 use jepsen_style_tests::{
@@ -14,7 +17,7 @@ use reach_protocol::{
     AgentId, Code, Json, NodeId, Principal, Revocation,
     frame::{Answer, Request},
 };
-use reach_transport::describe;
+use reach_transport::{Authority, Identity, describe};
 
 const LONG: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_secs(5);
@@ -161,6 +164,53 @@ async fn a_revoked_node_is_cut_off_until_its_files_are_renewed_without_a_restart
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_has_renewed_its_files_goes_on_past_the_end_of_its_certificate_and_who_has_not_is_out()
+-> anyhow::Result<()> {
+    const LIFETIME: Duration = Duration::from_secs(8);
+    let cluster = Cluster::start(3).await?;
+    let read = |name: &str| std::fs::read_to_string(cluster.admin().join(name));
+    let authority = Authority::from_pem(&read("client-ca.pem")?, &read("client-ca.key")?)?;
+    let name = Options::from_context(cluster.admin())?.cluster;
+    // A folder as `certs issue --out` makes it, whose certificate ends soon.
+    let issue = |folder: &Path, user: &str, lifetime: Duration| -> anyhow::Result<()> {
+        let identity = Identity::new(name.clone(), Principal::User(user.parse()?));
+        let issued = authority.issue(&identity, lifetime)?;
+        std::fs::write(folder.join("admin.key"), issued.key_pem)?;
+        std::fs::write(folder.join("admin.pem"), issued.cert_pem)?;
+        Ok(())
+    };
+    let folder = |user: &str| -> anyhow::Result<PathBuf> {
+        let folder = cluster.dir().join(user);
+        std::fs::create_dir(&folder)?;
+        for file in ["context.toml", "client-ca.pem"] {
+            std::fs::copy(cluster.admin().join(file), folder.join(file))?;
+        }
+        issue(&folder, user, LIFETIME)?;
+        Ok(folder)
+    };
+    let (renews, forgets) = (folder("renews")?, folder("forgets")?);
+    let began = Instant::now();
+    let going_on = Client::connect(Options::from_context(&renews)?).await?;
+    let left_out = Client::connect(Options::from_context(&forgets)?).await?;
+    issue(&renews, "renews", Duration::from_secs(3_600))?;
+    for client in [&going_on, &left_out] {
+        client.request(Request::Cluster, SHORT).await.context("its certificate is good")?;
+    }
+
+    // Its standing connection is closed, and no other is made.
+    let words = tokio::time::timeout(LONG, told(&left_out)).await.context("it goes on past its end")?;
+    ensure!(words.contains("expired"), "{words}");
+    ensure!(began.elapsed() >= LIFETIME - Duration::from_secs(2), "out after {:?}", began.elapsed());
+    logged_anywhere(&cluster, &["the certificate of user/forgets ended"])?;
+    logged_anywhere(&cluster, &["the certificate of user/renews ended"])?;
+    for _ in 0..3 {
+        going_on.request(Request::Cluster, SHORT).await.context("it has a renewed one")?;
+    }
+    cluster.converged().await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_calendar_off_by_ten_hours_cuts_nobody_off_and_one_off_by_100_is_told() -> anyhow::Result<()> {
     let mut cluster = Cluster::start_breakable(3, Some(faketime()?)).await?;
     for (id, offset) in cluster.node_ids().into_iter().zip(["+10h", "-10h", "+0"]) {
@@ -194,6 +244,20 @@ async fn a_calendar_off_by_ten_hours_cuts_nobody_off_and_one_off_by_100_is_told(
     let told = cluster.cli(&["cluster", "status"], Some("-100h"))?.err().context("it is too far off")?;
     let ours = |text: &str| text.contains("is not valid before 20") && text.contains("says 20");
     ensure!(ours(&told) && told.contains("check the clock"), "{told}");
+    Ok(())
+}
+
+/// Waits until some node's log holds it.
+fn logged_anywhere(cluster: &Cluster, words: &[&str]) -> anyhow::Result<()> {
+    let deadline = Instant::now() + LONG;
+    let found = |id: NodeId| -> anyhow::Result<bool> {
+        let log = std::fs::read_to_string(cluster.root().join(id.to_string()).join("node.log"))?;
+        Ok(log.lines().any(|line| words.iter().all(|word| line.contains(word))))
+    };
+    while !cluster.node_ids().into_iter().map(found).collect::<anyhow::Result<Vec<_>>>()?.contains(&true) {
+        ensure!(Instant::now() < deadline, "no node said {words:?}\n{}", cluster.logs());
+        std::thread::sleep(Duration::from_millis(50));
+    }
     Ok(())
 }
 

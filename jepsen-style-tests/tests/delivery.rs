@@ -1,6 +1,10 @@
 //! What an agent's or a node's death means for the messages under way.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
 
 use jepsen_style_tests::{Cluster, Worker, cluster::inbox_dir};
 use reach_client::{Agent, Client, Done, Failure, RunningAgent, Task};
@@ -84,6 +88,67 @@ async fn an_agent_that_dies_after_received_resumes_and_one_that_dies_before_is_r
     assert_eq!(view.record.attempt, 1);
     assert_eq!(view.record.avoid, [silent]);
     assert_eq!(view.record.state.holder().map(|holder| holder.agent_id.to_string()), Some("worker".into()));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_is_cut_off_for_five_seconds_runs_nothing_twice_and_loses_nothing() -> anyhow::Result<()>
+{
+    const CUT: Duration = Duration::from_secs(5);
+    let cluster = Cluster::start_behind_doors(3).await?;
+    let client = cluster.client().await?;
+    let gate = Arc::new(Semaphore::new(0));
+    let runs: Arc<Mutex<BTreeMap<MsgId, u32>>> = Arc::default();
+    let agent_id = AgentId::parse("cut_off")?;
+    let mut options = cluster.agent_options(&agent_id)?;
+    // Back soon after the cut: what is looked at is the cut.
+    options.pause_max = Duration::from_millis(500);
+    let (counted, opens) = (runs.clone(), gate.clone());
+    let agent = Agent::builder(&*agent_id)
+        .capability("gated", 1.0)
+        .max_concurrency(2)
+        .inbox_dir(inbox_dir(&cluster, "cut_off"))
+        .handler(move |task: Task| {
+            let (runs, gate) = (counted.clone(), opens.clone());
+            async move {
+                *runs.lock().expect("no panic while it is held").entry(task.msg_id.clone()).or_default() += 1;
+                let permit = gate.acquire().await.map_err(|_| Failure::Error("the gate is gone".into()))?;
+                permit.forget();
+                Ok(Done::new(Json::null()))
+            }
+        })
+        .connect(options)
+        .await?;
+    let attached = agent.state();
+
+    // One runs when the cut comes and ends meanwhile; one is given to the agent meanwhile, and does not get
+    // there; one more waits for a slot.
+    let running = client.submit(request("gated")).await?.msg_id;
+    wait_for_state(&client, &running, StateName::Acknowledged).await?;
+    cluster.doors()?.cut(true);
+    let cut = Instant::now();
+    gate.add_permits(1);
+    tokio::time::timeout(LONG, agent.changed(&attached)).await?;
+    let sent = client.submit(request("gated")).await?.msg_id;
+    let waiting = client.submit(request("gated")).await?.msg_id;
+    let state = async |msg_id: &MsgId| anyhow::Ok(client.status(msg_id).await?.record.state.name());
+    assert_eq!(state(&running).await?, StateName::Acknowledged, "its end was heard through the cut");
+    assert!(matches!(state(&sent).await?, StateName::Matched | StateName::Dispatched));
+    assert_eq!(state(&waiting).await?, StateName::Pending);
+    tokio::time::sleep_until((cut + CUT).into()).await;
+    cluster.doors()?.cut(false);
+
+    gate.add_permits(2);
+    for msg_id in [&running, &sent, &waiting] {
+        assert_eq!(client.wait(msg_id, LONG).await?.status, "completed", "{msg_id}");
+        let view = client.status(msg_id).await?;
+        assert_eq!((view.record.attempt, &view.record.avoid[..]), (0, &[][..]), "{msg_id} was given again");
+        let ended = view.record.state.holder().map(|holder| &holder.instance);
+        assert_eq!(ended, Some(agent.instance()), "{msg_id}");
+    }
+    let runs = runs.lock().expect("no panic while it is held").clone();
+    assert_eq!(runs, [running, sent, waiting].into_iter().map(|msg_id| (msg_id, 1)).collect());
+    agent.shutdown().await;
     Ok(())
 }
 

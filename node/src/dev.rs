@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use crate::exit;
+use crate::{exit, patience::when_free};
 use anyhow::{Context as _, bail};
 use reach_client::Client;
 use reach_config::{
@@ -33,20 +33,22 @@ const RESTART_AFTER: Duration = Duration::from_secs(3);
 const NOT_RESTARTED: [i32; 3] = [exit::USAGE as i32, exit::IDENTITY as i32, exit::DISK as i32];
 /// How long the nodes may take to serve.
 const READY_MAX: Duration = Duration::from_secs(30);
+/// A new cluster whose ports somebody else took, between the choice and its start, is made so often.
+const CHOICES_MAX: usize = 5;
 /// How long a node may take to end by itself.
 const STOP_MAX: Duration = Duration::from_secs(8);
 /// How often the roles are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Kept back on the disk by each node: they share this machine's with everything else on it.
 const BALLAST_MIB: u32 = 16;
-const FIRST_PORT: u16 = 7480;
-const PORT_STEP: u16 = 10;
 
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Where the cluster's folders are; continued when they are there.
     pub dir: PathBuf,
     pub nodes: usize,
+    /// The first port of a new cluster; where ports are taken, it has further ones.
+    pub port: u16,
     /// Begin anew: what is in the folder is deleted.
     pub fresh: bool,
     pub restart: bool,
@@ -54,36 +56,46 @@ pub struct Options {
 
 /// Runs until it is interrupted.
 pub async fn run(options: Options) -> anyhow::Result<()> {
-    let _lock = lock(&options.dir)?;
+    let _lock = lock(&options.dir).await?;
     if options.fresh {
         remove_cluster(&options.dir)?;
     }
     let is_new = !options.dir.join(ADMIN_DIR).exists();
+    let contexts = Contexts::of_this_user()?;
+    may_take_context(&contexts, &options.dir)?;
     if is_new {
         make_cluster(&options)?;
     }
-    let contexts = Contexts::of_this_user()?;
-    make_context(&contexts, &options.dir)?;
-
-    let mut nodes = Nodes::start(&options)?;
     let what = if is_new { "a new cluster" } else { "the cluster" };
     println!("{what} in {}", options.dir.display());
     let started = Instant::now();
-    let ready = tokio::select! {
-        ready = bring_up(&mut nodes, &contexts) => Some(ready),
-        () = interrupted() => None,
-    };
-    let (client, view) = match ready {
-        Some(Ok(ready)) => ready,
-        Some(Err(error)) => {
-            nodes.stop().await;
-            return Err(error);
+    let mut choices = 1;
+    let (mut nodes, client, view) = loop {
+        let mut nodes = Nodes::start(&options, is_new)?;
+        let ready = tokio::select! {
+            ready = bring_up(&mut nodes) => Some(ready),
+            () = interrupted() => None,
+        };
+        match ready {
+            Some(Ok((client, view))) => break (nodes, client, view),
+            Some(Err(error)) if is_new && nodes.lost_a_port && choices < CHOICES_MAX => {
+                println!("{error}; the cluster is made again, on other ports");
+                nodes.stop().await;
+                choices += 1;
+                remove_cluster(&options.dir)?;
+                make_cluster(&options)?;
+            }
+            Some(Err(error)) => {
+                nodes.stop().await;
+                return Err(error);
+            }
+            None => {
+                nodes.stop().await;
+                return Ok(());
+            }
         }
-        None => {
-            nodes.stop().await;
-            return Ok(());
-        }
     };
+    make_context(&contexts, &options.dir)?;
     nodes.show(&view);
     println!("ready after {:.1} s. In another terminal:", started.elapsed().as_secs_f64());
     println!("  agent-reach agents run --capability text.echo -- cat");
@@ -98,11 +110,11 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
 }
 
 /// Two of them in one folder would fight over the nodes.
-fn lock(dir: &Path) -> anyhow::Result<File> {
+async fn lock(dir: &Path) -> anyhow::Result<File> {
     reach_config::context::make_private_dir(dir)?;
     let file =
         File::create(dir.join("lock")).with_context(|| format!("{} can't be written", dir.display()))?;
-    if file.try_lock().is_err() {
+    if when_free(|| file.try_lock(), |_| true).await.is_err() {
         bail!(
             "another `agent-reach dev` is running in {}: stop it, or give another folder with --dir",
             dir.display()
@@ -125,49 +137,27 @@ fn remove_cluster(dir: &Path) -> anyhow::Result<()> {
 }
 
 fn make_cluster(options: &Options) -> anyhow::Result<()> {
-    let ports = free_ports(options.nodes)?;
+    let (ports, taken) = reach_config::ports::free(options.port, options.nodes)
+        .context("no free ports: give lower ones with --port")?;
+    if !taken.is_empty() {
+        let words: Vec<String> = taken.iter().map(u16::to_string).collect();
+        println!("taken by somebody else, so not used: port {}", words.join(", "));
+    }
+    // HTTP has the port before the one that is named, for clients; peers have the next.
     let hosts: Vec<String> =
-        ports.iter().enumerate().map(|(i, port)| format!("n{}=127.0.0.1:{port}", i + 1)).collect();
+        ports.iter().enumerate().map(|(i, port)| format!("n{}=127.0.0.1:{}", i + 1, port + 1)).collect();
     let mut layout = Layout::new(Name::parse(DEV)?, &hosts)?;
     layout.storage.ballast_mib = BALLAST_MIB;
     crate::cli::cluster_new::write(&layout, &options.dir)?;
     Ok(())
 }
 
-/// The client port of each node, 7481 and up in steps of 10, further up where those are taken. HTTP
-/// has the port before it, peers the next.
-fn free_ports(nodes: usize) -> anyhow::Result<Vec<u16>> {
-    let is_free = |port: u16| UdpSocket::bind(("127.0.0.1", port)).is_ok();
-    let is_free_for_http = |port: u16| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
-    let mut ports = Vec::new();
-    let mut skipped = Vec::new();
-    let mut base = FIRST_PORT;
-    while ports.len() < nodes {
-        if is_free_for_http(base) && is_free(base + 1) && is_free(base + 2) {
-            ports.push(base + 1);
-        } else {
-            skipped.push(base + 1);
-        }
-        base = base.checked_add(PORT_STEP).filter(|base| *base < 60_000).context("no free ports")?;
-    }
-    if !skipped.is_empty() {
-        let words: Vec<String> = skipped.iter().map(u16::to_string).collect();
-        println!("taken by somebody else, so not used: port {}", words.join(", "));
-    }
-    Ok(ports)
-}
-
 /// Makes the context `dev` and makes it current, so that the next command needs no option. It holds
 /// the client CA's key: an agent's certificate is issued on first use.
 fn make_context(contexts: &Contexts, dir: &Path) -> anyhow::Result<()> {
     let admin = dir.join(ADMIN_DIR);
-    let name = Name::parse(DEV)?;
-    let folder = contexts.dir(&name);
-    // An agent's certificate in it is good as long as the CA is the same.
-    let is_its_own =
-        std::fs::read(folder.join(CLIENT_CA)).ok() == Some(std::fs::read(admin.join(CLIENT_CA))?);
-    if folder.exists() && !is_its_own {
-        must_not_run(&contexts.load(DEV)?)?;
+    let folder = contexts.dir(&Name::parse(DEV)?);
+    if folder.exists() && !is_context_of(&folder, dir) {
         println!("the context {DEV} pointed at another cluster; from now on it is this one's");
         std::fs::remove_dir_all(&folder)
             .with_context(|| format!("{} can't be replaced", folder.display()))?;
@@ -183,9 +173,19 @@ fn make_context(contexts: &Contexts, dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// An agent's certificate in it is good as long as the CA is the same.
+fn is_context_of(folder: &Path, dir: &Path) -> bool {
+    let ca = |folder: &Path| std::fs::read(folder.join(CLIENT_CA)).ok();
+    ca(folder).is_some_and(|theirs| ca(&dir.join(ADMIN_DIR)) == Some(theirs))
+}
+
 /// Taking the context of a cluster that runs would cut its user off from it.
-fn must_not_run(context: &reach_config::Context) -> anyhow::Result<()> {
-    for endpoint in &context.endpoints {
+fn may_take_context(contexts: &Contexts, dir: &Path) -> anyhow::Result<()> {
+    let folder = contexts.dir(&Name::parse(DEV)?);
+    if !folder.exists() || is_context_of(&folder, dir) {
+        return Ok(());
+    }
+    for endpoint in &contexts.load(DEV)?.endpoints {
         if UdpSocket::bind((endpoint.host(), endpoint.port())).is_err() {
             bail!(
                 "the context {DEV} belongs to another cluster, and something runs at its address {endpoint}: stop that \
@@ -196,9 +196,8 @@ fn must_not_run(context: &reach_config::Context) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn bring_up(nodes: &mut Nodes, contexts: &Contexts) -> anyhow::Result<(Client, ClusterView)> {
-    let context = contexts.load(DEV)?;
-    let options = reach_client::Options::from_context(&context.dir)?;
+async fn bring_up(nodes: &mut Nodes) -> anyhow::Result<(Client, ClusterView)> {
+    let options = reach_client::Options::from_context(nodes.dir.join(ADMIN_DIR))?;
     let deadline = Instant::now() + READY_MAX;
     let mut last_problem = "no node answered".to_string();
     while Instant::now() < deadline {
@@ -243,6 +242,10 @@ fn takes_part(node: &NodeView) -> bool {
 struct Nodes {
     dir: PathBuf,
     restart: bool,
+    is_new: bool,
+    started: Instant,
+    /// One of them could not start, since a port was taken.
+    lost_a_port: bool,
     children: Vec<Node>,
 }
 
@@ -253,7 +256,7 @@ struct Node {
 }
 
 impl Nodes {
-    fn start(options: &Options) -> anyhow::Result<Self> {
+    fn start(options: &Options, is_new: bool) -> anyhow::Result<Self> {
         let mut ids = Vec::new();
         for entry in std::fs::read_dir(&options.dir)? {
             let path = entry?.path();
@@ -262,7 +265,14 @@ impl Nodes {
             ids.extend(id.filter(|_| path.join(NODE_FILE).is_file()));
         }
         ids.sort();
-        let mut nodes = Self { dir: options.dir.clone(), restart: options.restart, children: Vec::new() };
+        let mut nodes = Self {
+            dir: options.dir.clone(),
+            restart: options.restart,
+            is_new,
+            started: Instant::now(),
+            lost_a_port: false,
+            children: Vec::new(),
+        };
         for id in ids {
             let child = Some(nodes.spawn(id)?);
             nodes.children.push(Node { id, child, restart_at: None });
@@ -306,10 +316,20 @@ impl Nodes {
                 Some(child) => child.try_wait()?,
                 None => None,
             };
-            if let Some(status) = ended {
-                let log = self.log(id);
-                bail!("{id} ended at once ({status}): {}", last_line(&log));
+            let Some(status) = ended else { continue };
+            let is_in_use = |code| [exit::IDENTITY, exit::TRANSPORT].contains(&code);
+            let code = status.code().and_then(|code| u8::try_from(code).ok());
+            // The nodes of a `dev` that was killed may still be ending, and have the folders and the ports.
+            if code.is_some_and(is_in_use) && !self.is_new && self.started.elapsed() < STOP_MAX {
+                self.children[i].child = Some(self.spawn(id)?);
+                continue;
             }
+            self.lost_a_port = code == Some(exit::TRANSPORT);
+            let way_out = match self.lost_a_port && !self.is_new {
+                true => "; `agent-reach dev --fresh` deletes the cluster and begins anew, on free ports",
+                false => "",
+            };
+            bail!("{id} ended at once ({status}): {}{way_out}", last_line(&self.log(id)));
         }
         Ok(())
     }
@@ -436,7 +456,8 @@ mod tests {
     fn a_node_on_this_machine_keeps_little_of_its_disk_back() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().to_path_buf();
-        make_cluster(&Options { dir: dir.clone(), nodes: 3, fresh: false, restart: true }).unwrap();
+        make_cluster(&Options { dir: dir.clone(), nodes: 3, port: 7480, fresh: false, restart: true })
+            .unwrap();
         for node in ["n1", "n2", "n3"] {
             let config = reach_config::NodeConfig::load(&dir.join(node).join(NODE_FILE)).unwrap();
             assert_eq!(config.storage.ballast_mib, BALLAST_MIB);

@@ -10,5 +10,6 @@ mod http;
 mod metrics;
 pub mod node;
 pub mod online;
+mod patience;
 pub mod show;
 pub mod telemetry;

@@ -72,7 +72,8 @@ async fn perform(args: Args, output: Output) -> Result<(), Failure> {
             let dir =
                 options.dir.clone().map_or_else(|| contexts().map(|all| all.home().join(dev::DEV)), Ok)?;
             let (fresh, restart) = (options.fresh, !options.no_restart);
-            let options = dev::Options { dir, nodes: options.nodes.into(), fresh, restart };
+            let options =
+                dev::Options { dir, nodes: options.nodes.into(), port: options.port, fresh, restart };
             dev::run(options).await.map_err(Failure::from)
         }
         Command::Version => output.print(&show::version()),

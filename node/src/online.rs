@@ -4,7 +4,7 @@ mod events;
 
 use std::{collections::BTreeMap, io::Read, path::Path, time::Duration};
 
-use reach_client::{Client, Credentials, Options};
+use reach_client::{Client, CredentialFiles, Options};
 use reach_config::Context;
 use reach_protocol::{
     AgentId, Code, Envelope, ErrorReply, InstanceId, Json, MsgId, Name, Registration, Revocation,
@@ -50,8 +50,8 @@ pub fn options(context: &Context, global: &Global) -> Result<Options, Failure> {
 /// The same with the agent's own certificate, issued on first use where the context may.
 pub fn options_as(context: &Context, global: &Global, agent_id: &AgentId) -> Result<Options, Failure> {
     let files = certs::for_agent(context, agent_id)?;
-    let credentials = Credentials::load(&files.ca, &files.cert, &files.key)?;
-    Ok(Options { credentials, ..options(context, global)? })
+    let (files, credentials) = CredentialFiles::load(files.ca, files.cert, files.key)?;
+    Ok(Options { credentials, credential_files: Some(files), ..options(context, global)? })
 }
 
 pub async fn run(

@@ -1,9 +1,11 @@
 //! The HTTP door: every route, every kind of bad input, and an agent that has nothing but HTTP, on
 //! three nodes.
 
+mod support;
+
 use std::{
     io::{BufRead, BufReader, Read, Write},
-    net::{TcpListener, TcpStream, UdpSocket},
+    net::TcpStream,
     path::Path,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -29,23 +31,12 @@ struct Cluster {
     dir: tempfile::TempDir,
 }
 
-/// A client's port, with HTTP's before it and the peers' after it.
-fn free_port() -> u16 {
-    loop {
-        let client = UdpSocket::bind("127.0.0.1:0").expect("loopback has free ports");
-        let port = client.local_addr().expect("it is bound").port();
-        let http = TcpListener::bind(("127.0.0.1", port - 1));
-        if http.is_ok() && UdpSocket::bind(("127.0.0.1", port + 1)).is_ok() {
-            return port;
-        }
-    }
-}
-
 impl Cluster {
     fn start() -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let out = dir.path().join("cluster");
-        let hosts: Vec<String> = (1..=3).map(|id| format!("n{id}=127.0.0.1:{}", free_port())).collect();
+        let hosts: Vec<String> =
+            (1..=3).map(|id| format!("n{id}=127.0.0.1:{}", support::free_port() + 1)).collect();
         let layout = Layout::new("test".parse()?, &hosts)?;
         cluster_new::write(&layout, &out)?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -617,30 +608,46 @@ fn a_registration_is_shown_as_it_was_declared_and_a_bad_one_is_refused_whole() -
     // Each of these is refused whole, naming its part; what was there stays.
     let many = |count: usize| (0..count).map(|i| json!({ "name": format!("t{i}") })).collect::<Vec<_>>();
     let long = "x".repeat(16 << 10);
-    let bad: [(&str, Value, &str); 12] = [
-        ("capabilities", json!([{ "name": "Redis" }]), "capabilities[0].name"),
-        ("capabilities", json!([{ "name": "x".repeat(129) }]), "capabilities[0].name"),
-        ("capabilities", json!([{ "name": "x", "weight": 0 }]), "capabilities[0].weight"),
-        ("capabilities", json!([{ "name": "x", "weight": -1 }]), "capabilities[0].weight"),
-        ("capabilities", json!([{ "name": "x" }, { "name": "x" }]), "capabilities[1].name"),
-        ("capabilities", json!(many(257)), "capabilities"),
+    let bad: [(&str, Value, &str, &str); 13] = [
+        ("capabilities", json!([{ "name": "Redis" }]), "capabilities[0].name", "a-z"),
+        ("capabilities", json!([{ "name": "x".repeat(129) }]), "capabilities[0].name", "128"),
+        ("capabilities", json!([{ "name": "x", "weight": 0 }]), "capabilities[0].weight", "0.001 to 1000"),
+        ("capabilities", json!([{ "name": "x", "weight": -1 }]), "capabilities[0].weight", "0.001 to 1000"),
+        (
+            "capabilities",
+            json!([{ "name": "x", "weight": 1e300 }]),
+            "capabilities[0].weight",
+            "0.001 to 1000",
+        ),
+        ("capabilities", json!([{ "name": "x" }, { "name": "x" }]), "capabilities[1].name", "twice"),
+        ("capabilities", json!(many(257)), "capabilities", "1 to 256 capabilities, not 257"),
         (
             "capabilities",
             json!([{ "name": "x", "output_schema": { "t": long } }]),
             "capabilities[0].output_schema",
+            "16384",
         ),
-        ("metadata", json!({ "k": long }), "metadata"),
-        ("subscriptions", json!(["task.completed"]), "subscriptions[0]"),
-        ("ttl_ms", json!(600_001), "ttl_ms"),
-        ("max_concurrency", json!(0), "max_concurrency"),
-        ("agent_id", json!("another"), "agent_id"),
+        ("metadata", json!({ "k": long }), "metadata", "16384"),
+        ("subscriptions", json!(["task.completed"]), "subscriptions[0]", "version"),
+        ("ttl_ms", json!(600_001), "ttl_ms", "1000 to 600000"),
+        ("max_concurrency", json!(0), "max_concurrency", "1 to 10000"),
+        ("agent_id", json!("another"), "agent_id", "another agent than the path"),
     ];
-    for (part, value, field) in bad {
+    for (part, value, field, limit) in bad {
         let mut body = full.clone();
         body[part] = value;
         let refused = cluster.ask(0, "PUT", path, Some(body));
         assert!(matches!(refused.status, 400 | 413), "{part}: {refused:?}");
-        assert_eq!(refused.json()["field"], field, "{refused:?}");
+        let said = refused.json();
+        assert_eq!(said["field"], field, "{refused:?}");
+        assert!(said["message"].as_str().is_some_and(|message| message.contains(limit)), "{limit}: {said}");
+    }
+    // What is no JSON at all has no field; the place is named.
+    for weight in ["NaN", "Infinity", "1e999"] {
+        let body = format!("{{\"capabilities\":[{{\"name\":\"x\",\"weight\":{weight}}}]}}");
+        let refused = cluster.send(0, "PUT", path, &[], Some(("application/json", body.as_bytes())));
+        assert_eq!((refused.status, refused.code().as_str()), (400, "invalid"), "{weight}: {refused:?}");
+        assert!(refused.body.contains("column"), "{weight}: {refused:?}");
     }
     let after = cluster.ask(0, "GET", path, None).ok();
     assert_eq!((&after["capabilities"], &after["ttl_ms"]), (&full["capabilities"], &full["ttl_ms"]));
@@ -662,7 +669,8 @@ fn operators_drain_resume_and_remove_and_no_call_of_a_fenced_run_is_heard() -> a
     assert_eq!(drained["way_back"], "`agent-reach agents resume e1`");
     let again = cluster.ask(2, "POST", "/v1/agents/e1/drain", None).ok();
     assert_eq!(again["drain"], drained["drain"], "the first author and time stay");
-    let problems = cluster.get("/v1/problems");
+    let is_drain = |problems: &Value| problems["items"][0]["kind"] == "agent_draining";
+    let problems = cluster.until("/v1/problems", "told of the drain", is_drain);
     let problem = &problems["items"][0];
     assert_eq!(keys(problem), ["about", "command", "effect", "kind", "since", "what"]);
     assert_eq!((&problem["kind"], &problem["about"]), (&json!("agent_draining"), &json!("e1")));

@@ -3,9 +3,9 @@
 
 mod support;
 
-use std::{net::UdpSocket, path::Path, process::Command};
+use std::{path::Path, process::Command};
 
-use support::Dev;
+use support::{Dev, free_port};
 
 /// In the order in which they are read: each goes on with what the ones before it made.
 const SECTIONS: [&str; 6] = [
@@ -20,6 +20,17 @@ const MARK: &str = "==== command";
 /// Prints the process id of the node that leads.
 const LEADER_PID: &str = "agent-reach cluster status -o json | python3 -c 'import json, sys; view = json.load(sys.stdin); \
     print(next(node[\"pid\"] for node in view[\"nodes\"] if node[\"node\"] == view[\"leader\"]))'";
+
+/// What a reader sees before going on, and a busy machine may take longer for than the README says.
+const WAITS: &str = r#"
+within() { for _ in $(seq 600); do "$@" && return; sleep 0.1; done; echo "never: $*"; }
+printed() { test "$(tac "$OUT" | sed '/^==== command$/Q' | grep -vc '^\[[0-9]\|^bash: line ')" -ge "$1"; }
+answers() { agent-reach "${@:3}" -o json 2>/dev/null | grep -q "\"$1\": *\"$2\""; }
+all_answer() { agent-reach cluster status -o json | python3 -c '
+import json, sys
+nodes = json.load(sys.stdin)["nodes"]
+sys.exit(not (all(node["answers"] for node in nodes) and len({node["applied"] for node in nodes}) == 1))'; }
+"#;
 
 /// Prints the address of a node's HTTP door.
 const HTTP_ADDR: &str = "agent-reach cluster status -o json | python3 -c 'import json, sys; \
@@ -97,14 +108,21 @@ fn is_ours(line: &str) -> bool {
     !of_a_job && !line.starts_with("bash: line ")
 }
 
-/// A port for clients whose neighbour, for peers, is free as well.
-fn free_port() -> u16 {
-    loop {
-        let client = UdpSocket::bind("127.0.0.1:0").expect("loopback has free ports");
-        let port = client.local_addr().expect("it is bound").port();
-        if port < u16::MAX && UdpSocket::bind(("127.0.0.1", port + 1)).is_ok() {
-            return port;
+/// Waits, after the command, for what the reader of `shown` waits for.
+fn seen(command: &str, shown: usize) -> String {
+    let word_after = |before: &str| command.split_once(before)?.1.split_whitespace().next();
+    if let Some(agent_id) = word_after("agent.py ") {
+        return format!("within answers state ready agents show {agent_id}");
+    }
+    if command.contains(" & done") {
+        return "for n in n1 n2 n3; do within grep -q 'node started' ~/shop/$n.log; done".to_string();
+    }
+    match word_after("--msg-id ") {
+        Some(msg_id) if command.contains("--detach") => {
+            format!("within answers state 'acknowledged\\|completed' messages show {msg_id}; sleep 0.2")
         }
+        _ if command.contains(" & sleep ") => format!("within printed {shown}"),
+        _ => String::new(),
     }
 }
 
@@ -113,11 +131,12 @@ fn here(command: &str) -> String {
     if command.strip_prefix("kill -9 ").is_some_and(|pid| pid.bytes().all(|b| b.is_ascii_digit())) {
         return format!("kill -9 $({LEADER_PID})");
     }
-    let mut command = command.replace("127.0.0.1:7480", &format!("$({HTTP_ADDR})"));
+    let mut command = command.replace("sleep 5; agent-reach", "within all_answer; agent-reach");
+    command = command.replace("127.0.0.1:7480", &format!("$({HTTP_ADDR})"));
     // What holds JSON is quoted; the address is not.
     command = command.replace(&format!("'http://$({HTTP_ADDR})"), &format!("http://$({HTTP_ADDR})'"));
     for port in ["8481", "8491", "8501"] {
-        command = command.replace(&format!("127.0.0.1:{port}"), &format!("127.0.0.1:{}", free_port()));
+        command = command.replace(&format!("127.0.0.1:{port}"), &format!("127.0.0.1:{}", free_port() + 1));
     }
     command
 }
@@ -135,19 +154,23 @@ fn the_commands_of_the_readme_work_as_shown() {
         assert!(commands.len() >= 4, "the section {section} has lost its commands: {}", commands.len());
         // Job control, as in the shell of the person who reads: `kill %1` is one of the commands.
         let mut script = String::from("set -m\ntrap 'kill $(jobs -p) 2>/dev/null' EXIT\nexec 2>&1\n");
-        for (command, _) in &commands {
-            script.push_str(&format!("echo '{MARK}'\n{}\n", here(command)));
+        script.push_str(WAITS);
+        for (command, shown) in &commands {
+            script.push_str(&format!("echo '{MARK}'\n{}\n{}\n", here(command), seen(command, shown.len())));
         }
-        let output = Command::new("bash")
+        let out = home.join("printed");
+        Command::new("bash")
             .args(["-c", &script])
             .current_dir(root())
             .env("HOME", home)
             .env_remove("AGENT_REACH_HOME")
             .env("PATH", &path)
-            .output()
+            .env("OUT", &out)
+            .stdout(std::fs::File::create(&out).expect("a file in it"))
+            .status()
             .expect("there is a bash");
         let printed =
-            String::from_utf8_lossy(&output.stdout).replace(&home.display().to_string(), "/home/you");
+            std::fs::read_to_string(&out).expect("text").replace(&home.display().to_string(), "/home/you");
         let printed: Vec<&str> = printed.split(&format!("{MARK}\n")).skip(1).collect();
         assert_eq!(printed.len(), commands.len(), "{section}: {printed:?}");
         for ((command, shown), printed) in commands.iter().zip(printed) {

@@ -1,6 +1,8 @@
 //! Every cursor's way back: nodes that keep no facts at all, so that sessions, waiting callers and
 //! the scheduler derive their state from the tables again and again. The work must come out the same.
 
+mod support;
+
 use std::{
     collections::BTreeMap,
     path::Path,
@@ -17,16 +19,6 @@ use tokio::sync::oneshot;
 const LONG: Duration = Duration::from_secs(60);
 const MESSAGES: u64 = 60;
 
-fn free_port() -> u16 {
-    loop {
-        let client = std::net::UdpSocket::bind("127.0.0.1:0").expect("loopback has free ports");
-        let port = client.local_addr().expect("it is bound").port();
-        if std::net::UdpSocket::bind(("127.0.0.1", port + 1)).is_ok() {
-            return port;
-        }
-    }
-}
-
 fn agent_options(admin: &Path, agent_id: &str) -> anyhow::Result<Options> {
     let mut options = Options::from_context(admin)?;
     let read = |name: &str| std::fs::read_to_string(admin.join(name));
@@ -42,7 +34,8 @@ fn agent_options(admin: &Path, agent_id: &str) -> anyhow::Result<Options> {
 async fn nodes_that_remember_no_facts_lose_nothing() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let out = dir.path().join("cluster");
-    let hosts: Vec<String> = (1..=3).map(|id| format!("n{id}=127.0.0.1:{}", free_port())).collect();
+    let hosts: Vec<String> =
+        (1..=3).map(|id| format!("n{id}=127.0.0.1:{}", support::free_port() + 1)).collect();
     let layout = Layout::new("test".parse()?, &hosts)?;
     cluster_new::write(&layout, &out)?;
 

@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep};
 use super::{ANSWER_MAX, POLL, READY_MAX, SERVERS, Work, Worker};
 use crate::{
     load::Ask,
-    process::{Servers, free_port_pairs},
+    process::{Servers, free_ports},
 };
 
 /// For messages that nobody takes: the cluster is gone before.
@@ -41,8 +41,9 @@ impl Ours {
         let root = servers.dir().join("cluster");
         let mut command = Command::new(program);
         command.args(["cluster", "new", "--name", "bench", "--out"]).arg(&root);
-        for (i, port) in free_port_pairs(SERVERS)?.into_iter().enumerate() {
-            command.args(["--node", &format!("n{}=127.0.0.1:{port}", i + 1)]);
+        for (i, port) in free_ports(SERVERS)?.into_iter().enumerate() {
+            // HTTP has the port before the clients'.
+            command.args(["--node", &format!("n{}=127.0.0.1:{}", i + 1, port + 1)]);
         }
         let made = command.env("AGENT_REACH_HOME", servers.dir().join("home")).output()?;
         anyhow::ensure!(made.status.success(), "{command:?}: {}", String::from_utf8_lossy(&made.stderr));

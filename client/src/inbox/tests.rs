@@ -128,6 +128,20 @@ async fn a_second_holder_is_refused() {
 }
 
 #[tokio::test]
+async fn the_end_of_a_holder_is_waited_for_and_not_for_ever() {
+    let dir = tempfile::tempdir().unwrap();
+    let (inbox, _) = open(dir.path());
+    let refused = Inbox::open_when_free(dir.path(), None, 16).await.err().unwrap();
+    assert!(matches!(refused, InboxError::Locked { .. }), "{refused}");
+
+    // Asked for before it is free.
+    let mut next = Box::pin(Inbox::open_when_free(dir.path(), None, 16));
+    assert!(futures_util::poll!(&mut next).is_pending());
+    inbox.close().await;
+    assert_eq!(next.await.unwrap().1.as_str(), "agent");
+}
+
+#[tokio::test]
 async fn a_generated_id_is_kept_beside_the_inbox() {
     let dir = tempfile::tempdir().unwrap();
     let (inbox, made, _) = Inbox::open(dir.path(), None, 16).unwrap();

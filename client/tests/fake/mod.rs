@@ -3,6 +3,7 @@
 #![allow(dead_code, missing_debug_implementations)]
 
 use std::{
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -83,11 +84,46 @@ impl Cluster {
         self.options(Principal::Agent(agent_id()), nodes)
     }
 
+    /// A context folder, with a user's certificate.
+    pub fn context(&self, nodes: &[&Node]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let endpoints: Vec<String> = nodes.iter().map(|node| node.address()).collect();
+        let text = format!(
+            "cluster = \"{}\"\nendpoints = {endpoints:?}\nca = \"ca.pem\"\ncert = \"user.pem\"\nkey = \"user.key\"\n",
+            self.name
+        );
+        std::fs::write(dir.path().join("context.toml"), text).unwrap();
+        std::fs::write(dir.path().join("ca.pem"), self.authority.cert_pem()).unwrap();
+        self.issue("u").write(dir.path(), ["user.pem", "user.key"]);
+        dir
+    }
+
+    /// Another certificate of the user's, with a key of its own.
+    pub fn issue(&self, user: &str) -> Issued {
+        Issued(self.credentials(Principal::User(user.parse().unwrap())))
+    }
+
     fn options(&self, principal: Principal, nodes: &[&Node]) -> Options {
         let endpoints = nodes.iter().map(|node| node.address()).collect();
         let mut options = Options::new(self.name.clone(), endpoints, self.credentials(principal));
         options.pause_max = Duration::from_millis(100);
         options
+    }
+}
+
+pub struct Issued(Credentials);
+
+impl Issued {
+    pub fn serial(&self) -> String {
+        reach_transport::describe(&self.0.cert_pem).unwrap().serial.to_string()
+    }
+
+    /// Those of its two files that are named, `user.pem` and `user.key`.
+    pub fn write<const N: usize>(&self, dir: &Path, names: [&str; N]) {
+        for name in names {
+            let text = if name.ends_with(".pem") { &self.0.cert_pem } else { &self.0.key_pem };
+            std::fs::write(dir.join(name), text).unwrap();
+        }
     }
 }
 
@@ -168,6 +204,11 @@ pub struct Peer {
 }
 
 impl Peer {
+    /// Of the certificate that the client showed.
+    pub fn serial(&self) -> String {
+        self.wire.certificate().expect("it is QUIC").serial.to_string()
+    }
+
     pub async fn frame(&mut self) -> ClientFrame {
         timeout(LONG, self.incoming.recv()).await.expect("a frame in time").expect("a link that lasts")
     }

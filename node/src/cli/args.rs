@@ -130,6 +130,10 @@ pub struct Dev {
     /// Nodes of a new cluster. Three survive the loss of one.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
     pub nodes: u8,
+    /// First port of a new cluster: HTTP of the first node; its clients and peers have the next two, and
+    /// further nodes theirs 10 apart. Where ports are taken, further ones are used.
+    #[arg(long, value_name = "P", default_value_t = 7480)]
+    pub port: u16,
     /// Delete what is there and begin anew.
     #[arg(long)]
     pub fresh: bool,

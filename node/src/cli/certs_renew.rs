@@ -98,7 +98,7 @@ pub fn run(args: &CertsRenew, contexts: &Contexts, choice: Option<&str>) -> Resu
     }
     if others > 0 {
         notes.push(
-            "agents and clients use the new one from their next start on; the old one is good until its end"
+            "agents and clients use the new one from their next connection on; the old one is good until its end"
                 .into(),
         );
     }

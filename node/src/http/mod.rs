@@ -12,7 +12,7 @@ mod messages;
 mod node;
 mod output;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Router, middleware,
@@ -29,7 +29,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
 };
 
-use crate::{exit::Exit, node::Shared};
+use crate::{exit::Exit, node::Shared, patience::when_free};
 
 /// Connections served at once; further ones wait to be accepted.
 const CONNECTIONS_MAX: usize = 1_024;
@@ -86,14 +86,15 @@ fn router(shared: Arc<Shared>) -> Router {
         .with_state(shared)
 }
 
-/// Binds the door, so that a port that is taken ends the start.
-pub fn bind(addr: SocketAddr) -> Result<TcpListener, Exit> {
+/// Binds the door, so that a port that is taken, and is not free in a moment, ends the start.
+pub async fn bind(addr: SocketAddr) -> Result<TcpListener, Exit> {
     let listen = || {
         let listener = std::net::TcpListener::bind(addr)?;
         listener.set_nonblocking(true)?;
         TcpListener::from_std(listener)
     };
-    listen().map_err(|error: std::io::Error| {
+    let is_taken = |error: &io::Error| error.kind() == io::ErrorKind::AddrInUse;
+    when_free(listen, is_taken).await.map_err(|error| {
         let message =
             format!("HTTP can't listen on {addr} ({error}): free the port, or name another as http_listen");
         Exit::new(crate::exit::TRANSPORT, message)

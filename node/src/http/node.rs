@@ -48,8 +48,8 @@ pub async fn cluster(axum::extract::State(shared): State, uri: Uri) -> Answered 
 }
 
 pub async fn problems(axum::extract::State(shared): State, uri: Uri) -> Answered {
-    let input::Fresh { .. } = input::query(&uri)?;
-    match shared.read_problems().await {
+    let input::Fresh { stale } = input::query(&uri)?;
+    match shared.read_problems(stale, Instant::now() + REQUEST_MAX).await {
         frame::Answer::Problems { items, as_of } => ok(&show::problems(&items, as_of).json),
         _ => Err(unexpected()),
     }

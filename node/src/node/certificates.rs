@@ -26,6 +26,9 @@ use crate::{
 
 /// How often the node's own files are looked at.
 const FILES_EVERY: Duration = Duration::from_secs(1);
+/// By the own clock alone, before a leader has told the cluster's calendar, a certificate ends so much later:
+/// as at the handshake.
+const OWN_CLOCK_SLACK: Duration = Duration::from_secs(48 * 3_600);
 /// The most that is told of certificates that end.
 const ENDING_MAX: usize = 100;
 
@@ -61,6 +64,21 @@ impl Certificates {
         if let Some(why) = connection.certificate().and_then(|certificate| self.why_revoked(certificate)) {
             tracing::info!(identity = %connection.identity(), why, "connection closed");
             connection.refuse(&why);
+        }
+    }
+
+    /// Whoever has a renewed one comes again with it, and nobody else gets in. The links between nodes stay:
+    /// to close them all at one moment would be the end of the service, and `problems` tells 30 days ahead.
+    fn close_ended(&self) {
+        let now = self.now();
+        for connection in self.standing().values() {
+            let Some(certificate) = connection.certificate() else { continue };
+            let CertificateInfo { identity, not_after, .. } = certificate;
+            if identity.node().is_none() && has_ended(*not_after, now) {
+                let why = format!("the certificate of {} ended at {not_after:.0}", identity.principal);
+                tracing::info!(%identity, why, "connection closed");
+                connection.close(&why);
+            }
         }
     }
 
@@ -109,6 +127,15 @@ impl Scrutiny for Certificates {
 
     fn is_revoked(&self, certificate: &CertificateInfo) -> bool {
         self.why_revoked(certificate).is_some()
+    }
+}
+
+/// As the handshake judges it.
+fn has_ended(not_after: Timestamp, now: Now) -> bool {
+    match now {
+        Now::Cluster(now) => not_after < now,
+        Now::Own(now) => now.duration_since(not_after) > OWN_CLOCK_SLACK.try_into().expect("two days fit"),
+        Now::Disputed { cluster, own } => not_after < cluster && not_after < own,
     }
 }
 
@@ -225,8 +252,27 @@ pub async fn run(shared: Arc<Shared>, mut doors: Vec<Files>) {
                     door.tell_if_revoked(&shared.certificates);
                     door.tell_if_it_ends_soon(&shared.certificates);
                 }
+                shared.certificates.close_ended();
                 *shared.certificates.own() = doors.iter().filter_map(|door| door.own.clone()).collect();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_is_judged_as_at_the_handshake() {
+        let end = Timestamp::from_second(1_000_000).unwrap();
+        let after = |seconds: i64| Timestamp::from_second(1_000_000 + seconds).unwrap();
+        const DAYS: i64 = 86_400;
+        assert!(!has_ended(end, Now::Cluster(after(0))) && has_ended(end, Now::Cluster(after(1))));
+        assert!(!has_ended(end, Now::Own(after(2 * DAYS))) && has_ended(end, Now::Own(after(2 * DAYS + 1))));
+        assert!(!has_ended(end, Now::Own(after(-2 * DAYS))));
+        let disputed = |cluster, own| Now::Disputed { cluster: after(cluster), own: after(own) };
+        assert!(!has_ended(end, disputed(9 * DAYS, -1)) && !has_ended(end, disputed(-1, 9 * DAYS)));
+        assert!(has_ended(end, disputed(9 * DAYS, 1)));
     }
 }

@@ -8,8 +8,8 @@ use reach_raft::Replica;
 use reach_transport::{Credentials, Door, Endpoint};
 use tokio::runtime::Runtime;
 
-use super::{Shared, Store, certificates::Certificates, peers::Peers};
-use crate::exit::Exit;
+use super::{Shared, Store, certificates::Certificates, is_taken, peers::Peers};
+use crate::{exit::Exit, patience::when_free};
 
 /// Enough that one of them is free while another one decodes.
 const THREADS: usize = 2;
@@ -31,7 +31,7 @@ impl Consensus {
         self.0.as_ref().expect("it is there until it is dropped")
     }
 
-    /// The door for the other nodes.
+    /// The door for the other nodes. A port that is taken may be free in a moment.
     pub async fn bind(
         &self,
         at: SocketAddr,
@@ -39,10 +39,11 @@ impl Consensus {
         tls: Credentials,
         certificates: Arc<Certificates>,
     ) -> Result<Endpoint, Exit> {
-        let options = reach_transport::Options::peer();
-        let bind =
-            async move { Endpoint::server_under(at, Door::Peer, cluster, &tls, options, certificates) };
-        self.run(bind).await?.map_err(Exit::transport)
+        let bind = move || {
+            let options = reach_transport::Options::peer();
+            Endpoint::server_under(at, Door::Peer, cluster.clone(), &tls, options, certificates.clone())
+        };
+        self.run(when_free(bind, is_taken)).await?.map_err(Exit::transport)
     }
 
     pub async fn replica(

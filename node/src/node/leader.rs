@@ -224,7 +224,10 @@ impl<'a> Term<'a> {
             self.requests.insert(ticket, Request { first, replies: replies.clone() });
             let outputs = match command {
                 Command::Submit(submit) => self.scheduler.handle(Input::Submit { ticket, submit }, now_ms),
-                command => self.scheduler.handle(Input::Propose { ticket: Some(ticket), command }, now_ms),
+                command => {
+                    let command = begun(command, now_ms);
+                    self.scheduler.handle(Input::Propose { ticket: Some(ticket), command }, now_ms)
+                }
             };
             self.take(outputs);
         }
@@ -307,6 +310,15 @@ impl<'a> Term<'a> {
     }
 }
 
+/// Before a leader has told its time, another node may be ahead by all it was up longer. A run that
+/// started in the future would count as later than all that come until then.
+fn begun(mut command: Command, now_ms: u64) -> Command {
+    if let Command::Register { started_ms, .. } = &mut command {
+        *started_ms = now_ms.min(*started_ms);
+    }
+    command
+}
+
 /// What a command's bodies weigh, for the bound on an entry.
 fn body_bytes(command: &Command) -> usize {
     let body = match command {
@@ -316,4 +328,29 @@ fn body_bytes(command: &Command) -> usize {
         _ => 0,
     };
     body + 256
+}
+
+#[cfg(test)]
+mod tests {
+    use reach_protocol::{AgentId, InstanceId, Principal, Registration};
+
+    use super::*;
+
+    #[test]
+    fn no_run_starts_in_the_future_of_the_leader() {
+        let agent_id = AgentId::parse("a").unwrap();
+        let start = |started_ms| {
+            let register = Command::Register {
+                registration: Box::new(Registration::new(agent_id.clone(), Vec::new())),
+                instance: InstanceId::parse("i").unwrap(),
+                started_ms,
+                author: Principal::Agent(agent_id.clone()),
+            };
+            match begun(register, 1_000) {
+                Command::Register { started_ms, .. } => started_ms,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!((start(999), start(60_000)), (999, 1_000));
+    }
 }

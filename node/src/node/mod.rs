@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::consensus::Consensus;
-use crate::{clock::Clock, exit::Exit, http, metrics::Metrics, telemetry};
+use crate::{clock::Clock, exit::Exit, http, metrics::Metrics, patience::when_free, telemetry};
 
 pub use requests::WAIT_MAX;
 pub use skew::{SKEW_MS, Skewed, Who, is_skewed};
@@ -143,7 +143,7 @@ impl Node {
         let client_tls = credentials(&config.client_tls)?;
         let (cluster, node_id) = (config.cluster.clone(), config.node_id);
 
-        let store = open_store(&config)?;
+        let store = open_store(&config).await?;
         check_identity(&config, fingerprint(&peer_tls.ca_pem), &*store.log, &*store.tables).await?;
 
         let clock = Arc::new(Clock::default());
@@ -151,18 +151,17 @@ impl Node {
         let consensus = Consensus::new()?;
         let at = config.peer_listen;
         let peer_endpoint = consensus.bind(at, cluster.clone(), peer_tls, certificates.clone()).await?;
-        let client_options = reach_transport::Options::client();
-        let client_endpoint = Endpoint::server_under(
-            config.client_listen,
-            Door::Client,
-            cluster.clone(),
-            &client_tls,
-            client_options,
-            certificates.clone(),
-        )
-        .map_err(Exit::transport)?;
+        let bind = || {
+            let options = reach_transport::Options::client();
+            let (at, cluster) = (config.client_listen, cluster.clone());
+            Endpoint::server_under(at, Door::Client, cluster, &client_tls, options, certificates.clone())
+        };
+        let client_endpoint = when_free(bind, is_taken).await.map_err(Exit::transport)?;
 
-        let http_listener = config.http_listen.map(http::bind).transpose()?;
+        let http_listener = match config.http_listen {
+            Some(at) => Some(http::bind(at).await?),
+            None => None,
+        };
 
         let initial_members: BTreeMap<NodeId, Member> = config
             .nodes
@@ -263,8 +262,10 @@ impl Node {
         shared.replica.shutdown().await;
         peer_endpoint.close().await;
         drop(consensus);
-        // The databases go before the process does: RocksDB's threads must not outlive main.
         drop(shared);
+        // Whoever waits for the folder finds the ports free.
+        drop((client_endpoint, peer_endpoint));
+        // The databases go before the process does: RocksDB's threads must not outlive main.
         drop(store);
     }
 }
@@ -337,14 +338,21 @@ fn credentials(files: &reach_config::TlsFiles) -> Result<Credentials, Exit> {
     Credentials::load(&files.ca, &files.cert, &files.key).map_err(Exit::transport)
 }
 
-fn open_store(config: &NodeConfig) -> Result<Store, Exit> {
-    let options = rocks::Options {
+fn is_taken(error: &reach_transport::Error) -> bool {
+    matches!(error, reach_transport::Error::Bind { .. })
+}
+
+/// A folder that is in use may be free in a moment.
+async fn open_store(config: &NodeConfig) -> Result<Store, Exit> {
+    let options = || rocks::Options {
         cache_bytes: (config.storage.cache_mib as usize) << 20,
         ballast_bytes: u64::from(config.storage.ballast_mib) << 20,
         on_fatal: Arc::new(|error| crate::exit::now(&Exit::storage_fatal(&error))),
         ..rocks::Options::default()
     };
-    rocks::open(&config.data_dir, options).map_err(Exit::storage)
+    let is_in_use = |error: &reach_storage::Error| matches!(error, reach_storage::Error::InUse { .. });
+    let opened = when_free(|| rocks::open(&config.data_dir, options()), is_in_use).await;
+    opened.map_err(Exit::storage)
 }
 
 /// Tells one cluster from another of the same name: of its peer CA, which `cluster new` makes.

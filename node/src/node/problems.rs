@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 use reach_protocol::{
@@ -12,6 +13,7 @@ use reach_protocol::{
     command::ExpiryPause,
     frame::{Answer, ClusterView, Problem, ProblemKind},
 };
+use tokio::time::Instant;
 
 use super::{
     Shared,
@@ -19,6 +21,8 @@ use super::{
 };
 use crate::show::{count, span, time};
 
+/// How long a question to the leader may hold up the answer.
+const FRESH_MAX: Duration = Duration::from_secs(1);
 /// Problems of one kind that are told one by one; the rest are counted.
 const SAME_KIND_MAX: usize = 100;
 /// A node that has applied so many entries less than the leader is behind. An entry carries all that
@@ -43,8 +47,15 @@ struct Seen {
 }
 
 impl Shared {
-    pub async fn read_problems(&self) -> Answer {
-        let Answer::Cluster(cluster) = self.read_cluster().await else {
+    /// It must work when nothing else does, and says itself when nobody leads; else it sees all that was
+    /// acknowledged before.
+    pub async fn read_problems(&self, stale: bool, deadline: Instant) -> Answer {
+        let fresh = async {
+            let within = deadline.min(Instant::now() + FRESH_MAX);
+            (!stale).then_some(self.read_barrier(within))?.await.ok()
+        };
+        let (cluster, _) = tokio::join!(self.read_cluster(), fresh);
+        let Answer::Cluster(cluster) = cluster else {
             unreachable!("the cluster is answered with itself");
         };
         let (stamp, mono_ms) = (self.clock.stamp(), self.clock.mono_ms());

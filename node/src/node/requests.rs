@@ -62,8 +62,7 @@ impl Shared {
                 self.set_drain(principal, agent_id, drain_seq, false, deadline).await
             }
             Request::ExpireNow { since_ms } => self.expire_now(principal, since_ms, deadline).await,
-            // It must work when nothing else does, and says itself when nobody leads.
-            Request::Problems => Ok(shared.read_problems().await),
+            Request::Problems => Ok(shared.read_problems(stale, deadline).await),
             Request::Received { agent_id, instance, msg_id, attempt } => {
                 let holder = holder(principal, agent_id, instance)?;
                 shared.report_on(Command::Received { msg_id, attempt, holder }, deadline).await

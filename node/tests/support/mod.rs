@@ -12,13 +12,21 @@ use std::{
 /// No step of a test takes this long.
 pub const LONG: Duration = Duration::from_secs(60);
 
+/// Of this process alone, so that a cluster finds its ports free when it is started again.
+pub fn free_port() -> u16 {
+    let stretch = reach_config::ports::Stretch::of_this_process().expect("few run at a time");
+    stretch.take().expect("not all are in use")
+}
+
 pub struct Dev(Child);
 
 impl Dev {
-    /// Ready when it says so.
+    /// Ready when it says so. The nodes have ten ports each.
     pub fn start(home: &Path) -> Self {
+        let port = free_port();
+        let _others = [free_port(), free_port()];
         let mut child = Command::new(env!("CARGO_BIN_EXE_agent-reach"))
-            .arg("dev")
+            .args(["dev", "--port", &port.to_string()])
             .env("AGENT_REACH_HOME", home)
             .stdout(Stdio::piped())
             .spawn()

@@ -59,11 +59,19 @@ impl Bells {
         entry.1.clone()
     }
 
-    /// Forgets what nobody holds any longer.
-    fn left(&self) {
+    /// Forgets the bell of a topic once nobody holds it any longer; `group_left` that of a group.
+    fn topic_left(&self, event_type: &EventType) {
         let mut waiting = self.lock();
-        waiting.topics.retain(|_, bell| Arc::strong_count(bell) > 1);
-        waiting.groups.retain(|_, (_, bell)| Arc::strong_count(bell) > 1);
+        if waiting.topics.get(event_type).is_some_and(|bell| Arc::strong_count(bell) == 1) {
+            waiting.topics.remove(event_type);
+        }
+    }
+
+    fn group_left(&self, group: &Name) {
+        let mut waiting = self.lock();
+        if waiting.groups.get(group).is_some_and(|(_, bell)| Arc::strong_count(bell) == 1) {
+            waiting.groups.remove(group);
+        }
     }
 
     /// Everybody who reads the topic, and one member of each group, who passes it on while there is more.
@@ -232,7 +240,7 @@ impl Shared {
             let _ = tokio::time::timeout_at(until, rung).await;
         };
         drop(bell);
-        self.bells.left();
+        self.bells.topic_left(event_type);
         let next = rows.last().map_or(from, |row| row.offset + 1);
         Ok(Answer::Events { items: rows, next, as_of: self.as_of() })
     }
@@ -452,7 +460,7 @@ impl Shared {
             }
         };
         drop(bell);
-        self.bells.left();
+        self.bells.group_left(&group);
         self.handed(group, member, handed, deadline).await
     }
 

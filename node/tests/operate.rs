@@ -114,6 +114,9 @@ fn what_is_wrong_is_told_with_the_command_that_helps() {
     }
     assert_eq!(run(home, &["problems"]).0, 0);
     assert_eq!(run(home, &["agents", "rm", "nobody"]).0, 3);
+    let gone = agent_reach(home, &["agents", "show", "worker"]).output().expect("the binary runs");
+    let said = String::from_utf8_lossy(&gone.stderr).into_owned();
+    assert!(said.contains("no agent worker is registered; user/admin removed it at 20"), "{said}");
     let (status, text) = run(home, &["agents", "expire", "--now"]);
     assert_eq!(status, 0);
     assert!(text.starts_with("nothing waits"), "{text}");

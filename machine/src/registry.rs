@@ -75,7 +75,7 @@ pub(crate) fn register(
         drain_seq: current.as_ref().map_or(0, |current| current.drain_seq),
     });
     if let Some(fenced) = &current {
-        bury(change, fenced);
+        bury(change, fenced, None);
         change.fact(Fact::Fenced { agent_id: agent_id.clone(), instance: fenced.instance.clone() });
     }
     change.write(Write::PutAgent(record.clone()));
@@ -126,7 +126,7 @@ pub(crate) fn remove(
         };
     };
     if instance == Some(&current.instance) {
-        take_out(change, &current);
+        take_out(change, &current, Some(author));
     }
     Ok(Reply::Done)
 }
@@ -144,13 +144,13 @@ pub(crate) fn remove_offline(
     let silent_ms = change.stamp.cluster_ms.saturating_sub(current.since.cluster_ms);
     let is_due = silent_ms >= change.rules().rules.liveness.remove_after_ms;
     if is_current && is_due && current.state == AgentState::Offline {
-        take_out(change, &current);
+        take_out(change, &current, None);
     }
     Ok(Reply::Done)
 }
 
-fn take_out(change: &mut Change<'_>, current: &AgentRecord) {
-    bury(change, current);
+fn take_out(change: &mut Change<'_>, current: &AgentRecord, by: Option<&Principal>) {
+    bury(change, current, by);
     let agent_id = current.agent_id();
     change.fact(Fact::Removed { agent_id: agent_id.clone(), instance: current.instance.clone() });
     end_attempts(change, agent_id, &End::Removed);
@@ -329,8 +329,8 @@ pub(crate) fn retake(
     Ok(Reply::Done)
 }
 
-/// The row goes and the tombstone remembers whose it was, and whose were before it.
-fn bury(change: &mut Change<'_>, record: &AgentRecord) {
+/// The row goes and the tombstone remembers whose it was, who took it away, and whose were before it.
+fn bury(change: &mut Change<'_>, record: &AgentRecord, by: Option<&Principal>) {
     let mut earlier = Vec::new();
     if let Some(before) = change.rows.tombstone(record.agent_id()) {
         earlier.push(before.instance);
@@ -341,6 +341,7 @@ fn bury(change: &mut Change<'_>, record: &AgentRecord) {
         instance: record.instance.clone(),
         started_ms: record.started_ms,
         removed: change.stamp,
+        by: by.cloned(),
         earlier,
     };
     change.write(Write::RemoveAgent { agent_id: record.agent_id().clone(), tombstone });

@@ -44,8 +44,11 @@ fn what_is_wrong_is_told_with_the_command_that_helps() {
     let home = tempfile::tempdir().expect("a folder");
     let home = home.path();
     let _dev = Dev::start(home);
-    // Links between the nodes may still be made.
-    until("something stayed wrong", || run(home, &["problems"]) == (0, "nothing is wrong\n".to_string()));
+    // Links between the nodes may still be made; a loaded machine may answer late for a moment.
+    let nothing_is_wrong = || {
+        until("something stayed wrong", || run(home, &["problems"]) == (0, "nothing is wrong\n".to_string()))
+    };
+    nothing_is_wrong();
     assert_eq!(run(home, &["agents", "drain", "worker"]).0, 3, "there is none");
 
     // It holds a task for as long as the file is there.
@@ -80,8 +83,12 @@ fn what_is_wrong_is_told_with_the_command_that_helps() {
     assert_eq!(status, 1);
     assert!(text.contains("agent-reach agents resume worker"), "{text}");
     assert!(text.contains("nobody is ready for work"), "{text}");
-    let problems = json(home, &["problems"]);
-    assert_eq!(problems["items"][0]["kind"], "agent_draining", "{problems}");
+    let is_told = |kind: &str| {
+        let problems = json(home, &["problems"]);
+        let mut items = problems["items"].as_array().expect("a list").iter();
+        assert!(items.any(|problem| problem["kind"] == kind), "{problems}");
+    };
+    is_told("agent_draining");
 
     // What it runs ends well while it is drained.
     std::fs::remove_file(&hold).expect("it is there");
@@ -92,7 +99,7 @@ fn what_is_wrong_is_told_with_the_command_that_helps() {
     next("worker ready: resumed by an operator, running 0/8");
     watch.kill().expect("it runs");
     watch.wait().expect("it ends");
-    assert_eq!(run(home, &["problems"]).0, 0);
+    nothing_is_wrong();
 
     // A shutdown lets it end too: draining first, then offline.
     std::fs::write(&hold, "").expect("a file");
@@ -108,12 +115,15 @@ fn what_is_wrong_is_told_with_the_command_that_helps() {
     assert_eq!((state("m_2"), shown("state")), ("completed".into(), "offline".into()));
 
     // Nobody else declares its capability, so that it left is a problem; removed, it is none.
-    assert_eq!(json(home, &["problems"])["items"][0]["kind"], "agent_offline");
+    is_told("agent_offline");
     for _ in 0..2 {
         assert_eq!(run(home, &["agents", "rm", "worker"]), (0, "worker is removed\n".to_string()));
     }
-    assert_eq!(run(home, &["problems"]).0, 0);
+    nothing_is_wrong();
     assert_eq!(run(home, &["agents", "rm", "nobody"]).0, 3);
+    let gone = agent_reach(home, &["agents", "show", "worker"]).output().expect("the binary runs");
+    let said = String::from_utf8_lossy(&gone.stderr).into_owned();
+    assert!(said.contains("no agent worker is registered; user/admin removed it at 20"), "{said}");
     let (status, text) = run(home, &["agents", "expire", "--now"]);
     assert_eq!(status, 0);
     assert!(text.starts_with("nothing waits"), "{text}");

@@ -30,7 +30,7 @@ fn nothing_waits_fails_or_is_lost_in_silence() {
     let shown = agent_reach(home, &["messages", "show", "m_2"]).output().expect("the binary runs");
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
     assert!(shown.contains("waits because  no agent that can take it is ready\n"), "{shown}");
-    let (status, text) = send(&["--msg-id", "m_3", "--timeout", "3s"]);
+    let (status, text) = send(&["--msg-id", "m_3", "--timeout", "6s"]);
     assert!(status == Some(5) && text.contains(&format!("m_3 {waits} m_3`")), "{text}");
     let (_, text) = send(&["--msg-id", "m_2", "--detach", "-o", "json"]);
     assert_eq!(text, "", "a program reads it in the answer");

@@ -322,6 +322,9 @@ pub struct Tombstone {
     pub instance: InstanceId,
     pub started_ms: u64,
     pub removed: Stamp,
+    /// Who took the agent out of the registry; none where a later run took its place, or its registration had
+    /// outlived it.
+    pub by: Option<Principal>,
     /// Fenced before this one, the newest first; at most `FENCED_MAX`.
     pub earlier: Vec<InstanceId>,
 }

@@ -6,8 +6,8 @@ use std::{fmt::Debug, io, path::PathBuf, sync::Arc};
 use bytes::Bytes;
 use reach_machine::{Live, Rows, Write};
 use reach_protocol::{
-    AgentId, Envelope, EventRow, EventType, Json, MsgId, TraceId, codec::Encoded, message::Hop,
-    message::MessageRecord,
+    AgentId, Envelope, EventRow, EventType, Json, MsgId, TraceId, agent::Tombstone, codec::Encoded,
+    message::Hop, message::MessageRecord,
 };
 
 /// Called once, when the write is on the disk, or with the error that ends the process. Runs on the
@@ -92,6 +92,8 @@ pub trait Tables: Send + Sync + Debug + 'static {
     /// The part in memory, as of the last commit. The guard blocks `commit`: keep it short.
     fn live(&self) -> std::sync::RwLockReadGuard<'_, Live>;
 
+    /// What is left of an agent that was removed or replaced.
+    fn tombstone(&self, agent_id: &AgentId) -> io::Result<Option<Tombstone>>;
     fn message(&self, msg_id: &MsgId) -> io::Result<Option<Arc<MessageRecord>>>;
     fn envelope(&self, msg_id: &MsgId) -> io::Result<Option<Encoded<Envelope>>>;
     fn result(&self, msg_id: &MsgId) -> io::Result<Option<Json>>;

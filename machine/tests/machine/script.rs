@@ -100,7 +100,8 @@ impl Script {
                 false => format!(" earlier={:?}", gone.earlier),
             };
             let gone_run = run(agent_id, &gone.instance);
-            writeln!(out, "  gone {gone_run} started={}{earlier}", gone.started_ms).unwrap();
+            let by = gone.by.as_ref().map_or(String::new(), |by| format!(" by={by}"));
+            writeln!(out, "  gone {gone_run} started={}{by}{earlier}", gone.started_ms).unwrap();
         }
         for (agent_id, slots) in &live.slots {
             for (msg_id, slot) in slots {

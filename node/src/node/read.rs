@@ -12,6 +12,7 @@ use reach_protocol::{
 use tokio::time::Instant;
 
 use super::{Shared, ingress::HOPS_MAX};
+use crate::show;
 
 /// Rows on one page of a list.
 const PAGE_MAX: usize = 1_000;
@@ -154,11 +155,25 @@ impl Shared {
         drop(live);
         match record {
             Some(record) => Ok(Answer::Agent(Box::new(self.agent_view(&record, running, ttl_ms, now_ms)))),
-            None => Err(ErrorReply::new(
-                Code::NotFound,
-                format!("no agent {agent_id} is registered: `agent-reach agents ls` lists those that are"),
-            )),
+            None => Err(self.no_agent(agent_id)),
         }
+    }
+
+    /// With who took it out of the registry, where somebody did.
+    fn no_agent(&self, agent_id: &AgentId) -> ErrorReply {
+        let gone = match self.replica.tables().tombstone(agent_id) {
+            Ok(gone) => gone,
+            Err(error) => return self.damaged(&error),
+        };
+        let removed = gone.map(|gone| match (gone.by, show::time(gone.removed.wall_ms)) {
+            (Some(by), at) => format!("; {by} removed it at {at}"),
+            (None, at) => format!("; offline for too long, it was removed at {at}"),
+        });
+        let removed = removed.unwrap_or_default();
+        let message = format!(
+            "no agent {agent_id} is registered{removed}: `agent-reach agents ls` lists those that are"
+        );
+        ErrorReply::new(Code::NotFound, message)
     }
 
     fn agent_view(

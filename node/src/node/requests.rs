@@ -52,8 +52,11 @@ impl Shared {
                 self.read_barrier(deadline).await?;
                 let current = || self.registered(&agent_id).map(|record| record.instance.clone());
                 let instance = instance.or_else(current);
-                let command = Command::Remove { agent_id, instance, author: principal.clone() };
-                shared.propose(command, deadline).await.map(|_| Answer::Done)
+                let author = principal.clone();
+                let command = Command::Remove { agent_id: agent_id.clone(), instance, author };
+                shared.propose(command, deadline).await?;
+                tracing::info!(%agent_id, by = %principal, "agent removed");
+                Ok(Answer::Done)
             }
             Request::DrainAgent { agent_id, drain_seq } => {
                 self.set_drain(principal, agent_id, drain_seq, true, deadline).await

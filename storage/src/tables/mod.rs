@@ -15,6 +15,7 @@ use std::{
 use reach_machine::Live;
 use reach_protocol::{
     AgentId, Envelope, EventRow, EventType, Json, MsgId, TraceId,
+    agent::Tombstone,
     codec::Encoded,
     message::{Hop, MessageRecord},
 };
@@ -135,6 +136,10 @@ impl<E: Engine> Tables for TableStore<E> {
 
     fn live(&self) -> RwLockReadGuard<'_, Live> {
         self.live.read().expect(POISON)
+    }
+
+    fn tombstone(&self, agent_id: &AgentId) -> io::Result<Option<Tombstone>> {
+        self.row(Table::Registry, &schema::tombstone(agent_id), "tombstone")
     }
 
     fn message(&self, msg_id: &MsgId) -> io::Result<Option<Arc<MessageRecord>>> {

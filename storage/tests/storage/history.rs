@@ -152,6 +152,7 @@ pub fn history(seed: u64, entries: u64) -> Vec<Vec<Write>> {
                         instance: holder(0).instance,
                         started_ms: ms,
                         removed: at(ms),
+                        by: None,
                         earlier: vec![],
                     };
                     let agent_id = agent_id(chance.below(6));

@@ -66,7 +66,8 @@ impl Live {
             | Write::PutDelivered { .. }
             | Write::PutTrace { .. }
             | Write::PutHop { .. }
-            | Write::PutEvent(_) => {}
+            | Write::PutEvent(_)
+            | Write::PutDeadLetter(_) => {}
         }
     }
 

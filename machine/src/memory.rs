@@ -10,7 +10,7 @@ use reach_protocol::{
     AgentId, Envelope, EventType, Json, MsgId, Revocation, Revoked, RulesRecord, TraceId,
     agent::{AgentRecord, Tombstone},
     codec::Encoded,
-    message::{EventRow, Hop, MessageRecord},
+    message::{DeadLetter, EventRow, Hop, MessageRecord},
 };
 
 use crate::{
@@ -32,6 +32,7 @@ pub struct MemoryRows {
     hops: BTreeMap<TraceId, Vec<Hop>>,
     tombstones: BTreeMap<AgentId, Tombstone>,
     events: BTreeMap<EventType, Vec<EventRow>>,
+    dead_letters: BTreeMap<MsgId, DeadLetter>,
 }
 
 impl MemoryRows {
@@ -90,6 +91,10 @@ impl MemoryRows {
                 let rows = self.events.entry(row.event_type.clone()).or_default();
                 assert_eq!(row.offset, rows.len() as u64, "the offsets of an event type are dense");
                 rows.push(row);
+            }
+            Write::PutDeadLetter(letter) => {
+                let before = self.dead_letters.insert(letter.msg_id.clone(), letter);
+                assert!(before.is_none(), "a message has one end");
             }
         }
     }
@@ -161,6 +166,10 @@ impl MemoryRows {
 
     pub fn traces(&self) -> &BTreeMap<TraceId, TraceRecord> {
         &self.traces
+    }
+
+    pub fn dead_letters(&self) -> &BTreeMap<MsgId, DeadLetter> {
+        &self.dead_letters
     }
 
     pub fn tombstones(&self) -> &BTreeMap<AgentId, Tombstone> {

@@ -8,7 +8,7 @@ use reach_protocol::{
     TraceId,
     agent::{AgentRecord, Tombstone},
     codec::Encoded,
-    message::{EventRow, Hop, MessageRecord},
+    message::{DeadLetter, EventRow, Hop, MessageRecord},
 };
 use serde::{Deserialize, Serialize};
 
@@ -36,7 +36,7 @@ pub trait Rows {
 }
 
 /// A slot belongs to an attempt: from the choice until its result, its release, or the end of the
-/// instance.
+/// instance. It may outlive its attempt: while a lost agent has not said that it let go.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slot {
     pub instance: InstanceId,
@@ -97,6 +97,8 @@ pub enum Write {
         hop: Hop,
     },
     PutEvent(EventRow),
+    /// Written once, with the message's end.
+    PutDeadLetter(DeadLetter),
     PutRevocation(Arc<Revocation>),
     RemoveRevocation(Revoked),
 }

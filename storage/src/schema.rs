@@ -17,6 +17,7 @@
 //! | events   | type NUL offset (`u64`)                | `EventRow`                         |
 //! | index    | `o` accepted (`u64` ms) message NUL    | nothing: the order of acceptance   |
 //! | index    | `d` message NUL agent NUL              | nothing: this agent received it    |
+//! | index    | `x` message NUL                        | `DeadLetter`                       |
 //! | slots    | agent NUL message NUL                  | `Slot`                             |
 //! | meta     | `applied`                              | index, state hash, mark            |
 //! | log      | index (`u64`)                          | sealed: the entry                  |
@@ -198,6 +199,10 @@ pub fn delivered(msg_id: &MsgId, agent_id: &AgentId) -> Vec<u8> {
     Key::new().byte(b'd').id(msg_id).id(agent_id).0
 }
 
+pub fn dead_letter(msg_id: &MsgId) -> Vec<u8> {
+    Key::new().byte(b'x').id(msg_id).0
+}
+
 pub fn slot(agent_id: &AgentId, msg_id: &MsgId) -> Vec<u8> {
     Key::new().id(agent_id).id(msg_id).0
 }
@@ -294,6 +299,7 @@ pub fn ops(write: &Write) -> Vec<Op> {
         Write::PutHop { trace_id, ordinal, hop: step } => {
             vec![put(Table::Traces, hop(trace_id, *ordinal), step)]
         }
+        Write::PutDeadLetter(letter) => vec![put(Table::Index, dead_letter(&letter.msg_id), letter)],
         Write::PutEvent(row) => vec![
             put(Table::Events, event(&row.event_type, row.offset), row),
             put(Table::Events, next_offset(&row.event_type), &(row.offset + 1)),
@@ -402,6 +408,7 @@ mod tests {
             ("event", event(&event_type, 66)),
             ("accepted", accepted(at, &msg_id)),
             ("delivered", delivered(&msg_id, &agent_id)),
+            ("dead letter", dead_letter(&msg_id)),
             ("slot", slot(&agent_id, &msg_id)),
             ("applied", applied()),
             ("entry", entry(65)),
@@ -426,6 +433,7 @@ mod tests {
             event        \x00\x00\x00\x00task.done.v1\x00\x00\x00\x00\x00\x00\x00\x00B
             accepted     \x00\x00\x00\x00o\x00\x00\x00\x00\x00\x00\x01\x02m_1\x00
             delivered    \x00\x00\x00\x00dm_1\x00agent-1\x00
+            dead letter  \x00\x00\x00\x00xm_1\x00
             slot         \x00\x00\x00\x00agent-1\x00m_1\x00
             applied      \x00\x00\x00\x00applied
             entry        \x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00A

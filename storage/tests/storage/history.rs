@@ -9,7 +9,9 @@ use reach_protocol::{
     Revocation, Revoked, RulesRecord, StateReason, Tag, Target, TraceId,
     agent::{AgentRecord, Tombstone},
     codec::Encoded,
-    message::{EventRow, Holder, Hop, MessageRecord, Outcome, PendingReason, StateName},
+    message::{
+        DeadCause, DeadLetter, EventRow, Holder, Hop, MessageRecord, Outcome, PendingReason, StateName,
+    },
     stamp::Stamp,
 };
 use reach_storage::Tables;
@@ -96,6 +98,8 @@ pub fn message(number: u64, accepted_ms: u64, since_ms: u64, state: MessageState
         state,
         since: at(since_ms),
         attempt: 0,
+        retries: 0,
+        retry_at_ms: None,
         avoid: vec![],
         warnings: vec![],
     })
@@ -108,6 +112,17 @@ pub fn envelope(number: u64) -> Encoded<Envelope> {
 
 pub fn slot(ms: u64) -> Slot {
     Slot { instance: holder(0).instance, attempt: 0, since_ms: ms }
+}
+
+pub fn dead_letter(number: u64, ms: u64) -> DeadLetter {
+    DeadLetter {
+        msg_id: msg(number),
+        trace_id: trace_id(number % 5),
+        at: at(ms),
+        cause: DeadCause::AgentLost,
+        attempts: 4,
+        agent_id: Some(agent_id(number % 6)),
+    }
 }
 
 pub fn hop(number: u64, ms: u64, to: StateName) -> Hop {
@@ -187,6 +202,9 @@ pub fn history(seed: u64, entries: u64) -> Vec<Vec<Write>> {
                         writes.push(Write::PutResult { msg_id: msg_id.clone(), result });
                         writes.push(Write::RemoveSlot { agent_id, msg_id });
                         push_hop(&mut writes, &mut hops, number, ms, StateName::Completed);
+                        if number.is_multiple_of(7) {
+                            writes.push(Write::PutDeadLetter(dead_letter(number, ms)));
+                        }
                     }
                     *step += 1;
                 }

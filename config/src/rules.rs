@@ -71,12 +71,12 @@ pub fn render(rules: &Rules) -> String {
         number(delivery.give_back_after_ms),
     );
     line(
-        "# How long a task that an agent had received waits for it once it is offline; then another agent is tried.\n",
+        "# How long a task that an agent had received stays with it once it is offline, while no other can take it.\n",
         "return_within_ms",
         number(delivery.return_within_ms),
     );
     line(
-        "# Attempts that may end before `received`; then the message fails.\n",
+        "# Attempts that may end before `received` and are followed by another at once; further ones wait.\n",
         "attempts_max",
         number(delivery.attempts_max.into()),
     );

@@ -127,6 +127,8 @@ pub mod tests {
                 state: MessageState::Pending { reason: PendingReason::Saturated },
                 since: Stamp::default(),
                 attempt: 0,
+                retries: 0,
+                retry_at_ms: None,
                 avoid: Vec::new(),
                 warnings: Vec::new(),
             };

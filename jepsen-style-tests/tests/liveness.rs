@@ -12,7 +12,7 @@ use reach_client::{Agent, Client, Done, Failure, RunningAgent, Task};
 use reach_protocol::{
     AgentId, AgentState, Code, Envelope, Json, MsgId, NodeId, StateReason, Tag,
     frame::{AgentView, Answer, Problem, ProblemKind, Request},
-    message::StateName,
+    message::{DeadCause, RETRY_AFTER_MS, StateName},
 };
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -296,10 +296,9 @@ async fn when_all_fall_silent_together_expiry_waits_is_told_and_ends_by_an_opera
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_task_in_the_hands_of_an_agent_that_stays_away_goes_to_another() -> anyhow::Result<()> {
+async fn a_task_in_the_hands_of_an_agent_that_stays_away_goes_to_another_after_a_second() -> anyhow::Result<()>
+{
     let (cluster, client) = fast_cluster().await?;
-    let rules = format!("{FAST}[delivery]\nreturn_within_ms = 1000\n");
-    client.request(Request::ApplyRules { text: rules, expect: None }, LONG).await?;
     let closed = Arc::new(Semaphore::new(0));
     let lost = gated(&cluster, "lost", &closed).await?;
     let msg_id = client.submit(request("gated")).await?.msg_id;
@@ -310,9 +309,17 @@ async fn a_task_in_the_hands_of_an_agent_that_stays_away_goes_to_another() -> an
 
     let response = client.wait(&msg_id, LONG).await?;
     assert_eq!(response.status, "completed");
-    let record = client.status(&msg_id).await?.record;
-    assert_eq!((record.attempt, &record.avoid[..]), (1, &[AgentId::parse("lost")?][..]));
+    let view = client.status(&msg_id).await?;
+    let record = &view.record;
+    assert_eq!((record.attempt, record.retries), (1, 1));
+    assert_eq!(record.avoid, [AgentId::parse("lost")?]);
     assert_eq!(record.state.holder().map(|holder| holder.agent_id.to_string()).as_deref(), Some("other"));
+    let taken =
+        view.hops.iter().find(|hop| hop.reason.as_deref() == Some("agent_lost")).expect("it was lost");
+    let offline_ms = agent(&client, "lost").await?.record.since.cluster_ms;
+    let after_ms = taken.at.cluster_ms - offline_ms;
+    assert!((1_000..5_000).contains(&after_ms), "taken {after_ms} ms after the loss");
+    assert_eq!(agent(&client, "lost").await?.running, 1, "it may still be at it");
 
     // It returns with the task still in its inbox, is told to drop it, and takes the next one.
     other.shutdown().await;
@@ -321,6 +328,125 @@ async fn a_task_in_the_hands_of_an_agent_that_stays_away_goes_to_another() -> an
     assert_eq!(client.call(request("gated"), LONG).await?.status, "completed");
     assert_eq!(agent(&client, "lost").await?.running, 0);
     lost.shutdown().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_returns_before_another_has_its_task_keeps_it() -> anyhow::Result<()> {
+    let (cluster, client) = fast_cluster().await?;
+    let closed = Arc::new(Semaphore::new(0));
+    let first = gated(&cluster, "alone", &closed).await?;
+    let msg_id = client.submit(request("gated")).await?.msg_id;
+    until_message(&client, &msg_id, StateName::Acknowledged).await?;
+    first.abort().await;
+    until_state(&client, "alone", AgentState::Offline).await?;
+    let open = Arc::new(Semaphore::new(1));
+    let second = gated(&cluster, "alone", &open).await?;
+    assert_eq!(client.wait(&msg_id, LONG).await?.status, "completed");
+    let record = client.status(&msg_id).await?.record;
+    assert_eq!((record.attempt, record.retries), (0, 0), "no retry was spent on it");
+    second.shutdown().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_agent_that_was_only_silent_keeps_its_slot_until_its_late_report() -> anyhow::Result<()> {
+    let (cluster, client) = fast_cluster().await?;
+    let door = cluster.http(NodeId(2))?;
+    let declared =
+        json!({ "instance_id": "i1", "capabilities": [{ "name": "gated" }], "max_concurrency": 1 });
+    assert_eq!(http(door, "PUT", "/v1/agents/silent", declared).await?.0, 200);
+    let msg_id = client.submit(request("gated")).await?.msg_id;
+    let inbox = "/v1/agents/silent/inbox?instance=i1&wait=30s";
+    let (_, tasks) = http(door, "GET", inbox, Value::Null).await?;
+    assert_eq!(tasks["items"][0]["msg_id"], json!(msg_id));
+    let mut report = json!({ "agent_id": "silent", "instance_id": "i1", "attempt": 0 });
+    let path = |what: &str| format!("/v1/messages/{msg_id}/{what}");
+    assert_eq!(http(door, "POST", &path("received"), report.clone()).await?.0, 200);
+
+    // It works on and says nothing: another one does the same.
+    let open = Arc::new(Semaphore::new(1));
+    let other = gated(&cluster, "other", &open).await?;
+    assert_eq!(client.wait(&msg_id, LONG).await?.status, "completed");
+
+    // It is heard again, and busy. Its report is answered with what was recorded.
+    let beat = json!({ "instance_id": "i1", "ready": true });
+    assert_eq!(http(door, "POST", "/v1/agents/silent/heartbeat", beat).await?.0, 200);
+    until_state(&client, "silent", AgentState::Ready).await?;
+    assert_eq!(agent(&client, "silent").await?.running, 1);
+    report["result"] = json!("late");
+    let (status, ended) = http(door, "POST", &path("complete"), report.clone()).await?;
+    assert_eq!((status, &ended["agent_id"]), (200, &json!("other")), "{ended}");
+    assert_eq!(agent(&client, "silent").await?.running, 0);
+
+    // The same while the other one still has it: the report is refused, and the slot is free too.
+    other.shutdown().await;
+    let msg_id = client.submit(request("gated")).await?.msg_id;
+    let (_, tasks) = http(door, "GET", inbox, Value::Null).await?;
+    assert_eq!(tasks["items"][0]["msg_id"], json!(msg_id), "{tasks}");
+    let path = |what: &str| format!("/v1/messages/{msg_id}/{what}");
+    report.as_object_mut().expect("it is one").remove("result");
+    assert_eq!(http(door, "POST", &path("received"), report.clone()).await?.0, 200);
+    let gate = Arc::new(Semaphore::new(0));
+    let another = gated(&cluster, "another", &gate).await?;
+    let taken_over = async {
+        while client.status(&msg_id).await?.record.attempt == 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        anyhow::Ok(())
+    };
+    tokio::time::timeout(LONG, taken_over).await??;
+    let (status, refused) = http(door, "POST", &path("complete"), report).await?;
+    assert_eq!((status, &refused["code"]), (409, &json!("stale_attempt")), "{refused}");
+    assert_eq!(agent(&client, "silent").await?.running, 0);
+    gate.add_permits(1);
+    assert_eq!(client.wait(&msg_id, LONG).await?.status, "completed");
+    another.shutdown().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_that_loses_four_agents_ends_as_a_dead_letter() -> anyhow::Result<()> {
+    let (cluster, client) = fast_cluster().await?;
+    let rules = format!("{FAST}[delivery]\nreturn_within_ms = 1000\n");
+    client.request(Request::ApplyRules { text: rules, expect: None }, LONG).await?;
+    let closed = Arc::new(Semaphore::new(0));
+    let mut holder = gated(&cluster, "lost-0", &closed).await?;
+    let msg_id = client.submit(request("gated")).await?.msg_id;
+    until_message(&client, &msg_id, StateName::Acknowledged).await?;
+    for attempt in 1..=3 {
+        let next = gated(&cluster, &format!("lost-{attempt}"), &closed).await?;
+        holder.abort().await;
+        let begun = async {
+            loop {
+                let record = client.status(&msg_id).await?.record;
+                if record.attempt == attempt && record.state.name() == StateName::Acknowledged {
+                    return anyhow::Ok(());
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(LONG, begun).await??;
+        holder = next;
+    }
+    holder.abort().await;
+
+    let response = client.wait(&msg_id, LONG).await?;
+    assert_eq!(response.status, "timeout");
+    assert_eq!(response.error.map(|error| error.code), Some(Code::AttemptsExhausted));
+    let view = client.status(&msg_id).await?;
+    let letter = view.dead_letter.expect("it left one");
+    assert_eq!((letter.cause, letter.attempts), (DeadCause::AgentLost, 4));
+    assert_eq!(letter.agent_id, Some(AgentId::parse("lost-3")?));
+    assert_eq!(letter.at, view.record.since);
+    // 1 s, 4 s and 16 s after each loss, and never earlier.
+    let waits = view.hops.iter().filter(|hop| hop.reason.as_deref() == Some("agent_lost"));
+    for (hop, after_ms) in waits.zip(RETRY_AFTER_MS) {
+        let agent_id = &hop.holder.as_ref().expect("an attempt has a holder").agent_id;
+        let lost_ms = agent(&client, agent_id).await?.record.since.cluster_ms;
+        let waited_ms = hop.at.cluster_ms - lost_ms;
+        assert!((after_ms..after_ms * 5 / 4 + 3_000).contains(&waited_ms), "{waited_ms} after {agent_id}");
+    }
     Ok(())
 }
 

@@ -134,6 +134,8 @@ impl<'a> Change<'a> {
         self.hop(&record, Some(from), name, holder, reason);
         if name == StateName::Pending {
             record.attempt += 1;
+        } else {
+            record.retry_at_ms = None;
         }
         record.state = to;
         record.since = self.stamp;

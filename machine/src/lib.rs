@@ -14,6 +14,7 @@ pub mod live;
 pub mod memory;
 mod message;
 mod registry;
+mod retry;
 pub mod rows;
 mod rules;
 mod topic;
@@ -115,8 +116,10 @@ fn perform(change: &mut Change<'_>, command: &Command) -> Result<Reply, ErrorRep
         Command::Return { msg_id, attempt, holder, reason } => {
             message::return_attempt(change, msg_id, *attempt, holder, *reason)
         }
-        Command::Retake { msg_id, attempt, holder } => registry::retake(change, msg_id, *attempt, holder),
-        Command::TimeOut { msg_id } => message::time_out(change, msg_id),
+        Command::Retake { msg_id, attempt, holder, to, warnings } => {
+            retry::retake(change, msg_id, *attempt, holder, to.as_ref(), warnings)
+        }
+        Command::TimeOut { msg_id } => retry::time_out(change, msg_id),
         Command::GiveUp { msg_id, error } => message::give_up(change, msg_id, error),
         Command::FreeSlot { agent_id, msg_id, attempt } => {
             message::free_slot(change, agent_id, msg_id, *attempt)

@@ -98,7 +98,8 @@ impl Live {
             | Write::PutEvent(_)
             | Write::RemoveEvents { .. }
             | Write::PutEventMark { .. }
-            | Write::RemoveEventMark { .. } => {}
+            | Write::RemoveEventMark { .. }
+            | Write::PutDeadLetter(_) => {}
         }
     }
 

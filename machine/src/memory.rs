@@ -11,7 +11,7 @@ use reach_protocol::{
     agent::{AgentRecord, Tombstone},
     codec::Encoded,
     event::{EventMark, GroupPosition, GroupRecord, TopicRecord},
-    message::{Hop, MessageRecord},
+    message::{DeadLetter, Hop, MessageRecord},
 };
 
 use crate::{
@@ -34,6 +34,7 @@ pub struct MemoryRows {
     tombstones: BTreeMap<AgentId, Tombstone>,
     events: BTreeMap<EventType, BTreeMap<u64, EventRow>>,
     event_marks: BTreeMap<MsgId, EventMark>,
+    dead_letters: BTreeMap<MsgId, DeadLetter>,
 }
 
 impl MemoryRows {
@@ -112,6 +113,10 @@ impl MemoryRows {
             Write::RemoveEventMark { msg_id } => {
                 self.event_marks.remove(&msg_id);
             }
+            Write::PutDeadLetter(letter) => {
+                let before = self.dead_letters.insert(letter.msg_id.clone(), letter);
+                assert!(before.is_none(), "a message has one end");
+            }
         }
     }
 
@@ -186,6 +191,10 @@ impl MemoryRows {
 
     pub fn traces(&self) -> &BTreeMap<TraceId, TraceRecord> {
         &self.traces
+    }
+
+    pub fn dead_letters(&self) -> &BTreeMap<MsgId, DeadLetter> {
+        &self.dead_letters
     }
 
     pub fn tombstones(&self) -> &BTreeMap<AgentId, Tombstone> {

@@ -12,7 +12,7 @@ use reach_protocol::{
     message::{Holder, MessageRecord, Outcome, PendingReason},
 };
 
-use crate::{change::Change, event, registry::may_not_act, rows::Write};
+use crate::{change::Change, event, registry::may_not_act, retry, rows::Write};
 
 /// How long a submitter stays away when too much waits.
 const OVERLOADED_RETRY_MS: u64 = 1_000;
@@ -94,6 +94,8 @@ fn new_record(
         state: MessageState::Pending { reason },
         since: change.stamp,
         attempt: 0,
+        retries: 0,
+        retry_at_ms: None,
         avoid: Vec::new(),
         warnings,
     }
@@ -101,7 +103,7 @@ fn new_record(
 
 /// Whether a choice holds: the run is the agent's current one and ready, a slot is free, and it is
 /// whom the target means.
-fn can_take(change: &Change<'_>, target: &Target, holder: &Holder) -> bool {
+pub(crate) fn can_take(change: &Change<'_>, target: &Target, holder: &Holder) -> bool {
     let Some(agent) = change.agent(&holder.agent_id) else { return false };
     let fits = match target {
         Target::Agent(agent_id) => *agent_id == holder.agent_id,
@@ -114,8 +116,8 @@ fn can_take(change: &Change<'_>, target: &Target, holder: &Holder) -> bool {
         && change.rows.slots_taken(&holder.agent_id) < agent.registration.max_concurrency
 }
 
-/// Gives a waiting message away. Does nothing when the message or the choice has changed since: the
-/// scheduler decides again.
+/// Gives a waiting message away. Does nothing when the message or the choice has changed since, or
+/// before its retry is due: the scheduler decides again.
 pub(crate) fn assign(
     change: &mut Change<'_>,
     msg_id: &MsgId,
@@ -125,16 +127,21 @@ pub(crate) fn assign(
 ) -> Result<Reply, ErrorReply> {
     let Some(record) = change.message(msg_id) else { return Ok(Reply::Done) };
     let waits = matches!(record.state, MessageState::Pending { .. }) && record.attempt == attempt;
-    if waits && can_take(change, &record.target, holder) {
-        let mut record = (*record).clone();
-        for warning in warnings {
-            if !record.warnings.contains(warning) {
-                record.warnings.push(*warning);
-            }
-        }
-        change.give(record, holder);
+    let is_due = record.retry_at_ms.is_none_or(|at_ms| change.stamp.cluster_ms >= at_ms);
+    if waits && is_due && can_take(change, &record.target, holder) {
+        change.give(warn(&record, warnings), holder);
     }
     Ok(Reply::Done)
+}
+
+pub(crate) fn warn(record: &MessageRecord, warnings: &[Warning]) -> MessageRecord {
+    let mut record = record.clone();
+    for warning in warnings {
+        if !record.warnings.contains(warning) {
+            record.warnings.push(*warning);
+        }
+    }
+    record
 }
 
 /// `matched` becomes `dispatched`; anywhere else the note comes too late to matter.
@@ -318,7 +325,7 @@ pub(crate) fn release(
     if slot.is_none_or(|slot| slot.attempt != attempt || slot.instance != holder.instance) {
         return Ok(Reply::Done);
     }
-    if change.message(msg_id).is_some_and(|record| !record.state.is_final()) {
+    if !is_over(change, msg_id, attempt) {
         let message = format!("attempt {attempt} of {msg_id} is the current one: report its result instead");
         return Err(ErrorReply::new(Code::IllegalTransition, message));
     }
@@ -348,43 +355,7 @@ pub(crate) fn return_attempt(
         let message = format!("attempt {attempt} of {msg_id} has been received: it is not given back");
         return Err(ErrorReply::new(Code::StaleAttempt, message));
     }
-    give_back(change, &record, reason);
-    Ok(Reply::Done)
-}
-
-/// An attempt ends before `received`: the message waits again under the next number and leaves this
-/// agent out, or fails when that was the last attempt it had.
-pub(crate) fn give_back(change: &mut Change<'_>, record: &MessageRecord, reason: PendingReason) {
-    let agent_id = record.state.holder().expect("an attempt has a holder").agent_id.clone();
-    let attempt = record.attempt;
-    let mut record = record.clone();
-    if !record.avoid.contains(&agent_id) {
-        record.avoid.push(agent_id.clone());
-    }
-    let msg_id = record.msg_id.clone();
-    if attempt + 1 >= change.rules().rules.delivery.attempts_max {
-        let tried = record.avoid.iter().map(AgentId::as_str).collect::<Vec<_>>().join(", ");
-        let message = format!("{} attempts ended before `received`; tried: {tried}", attempt + 1);
-        let error = Box::new(ErrorReply::new(Code::AttemptsExhausted, message).with_msg_id(&msg_id));
-        // No holder: nobody reported this end.
-        let to = MessageState::Failed { holder: None, error };
-        change.transition(record, to, Some(Code::AttemptsExhausted.as_str()));
-    } else {
-        change.transition(record, MessageState::Pending { reason }, Some(reason.as_str()));
-    }
-    change.free(&agent_id, &msg_id, attempt);
-}
-
-/// Ends a message whose deadline the entry's stamp has reached. An agent that holds it keeps its
-/// slot until it reports, lets go, or its run ends.
-pub(crate) fn time_out(change: &mut Change<'_>, msg_id: &MsgId) -> Result<Reply, ErrorReply> {
-    if let Some(record) = change.message(msg_id)
-        && !record.state.is_final()
-        && change.stamp.cluster_ms >= record.expires_ms
-    {
-        let to = MessageState::TimedOut { holder: record.state.holder().cloned() };
-        change.transition((*record).clone(), to, Some(Code::Expired.as_str()));
-    }
+    retry::give_back(change, &record, reason);
     Ok(Reply::Done)
 }
 
@@ -406,7 +377,7 @@ pub(crate) fn give_up(
     Ok(Reply::Done)
 }
 
-/// Frees a slot that an ended message's attempt held for too long.
+/// Frees a slot that an attempt held for too long after its end.
 pub(crate) fn free_slot(
     change: &mut Change<'_>,
     agent_id: &AgentId,
@@ -414,11 +385,15 @@ pub(crate) fn free_slot(
     attempt: u32,
 ) -> Result<Reply, ErrorReply> {
     let held = change.rows.slot(agent_id, msg_id).is_some_and(|slot| slot.attempt == attempt);
-    let ended = change.message(msg_id).is_none_or(|record| record.state.is_final());
-    if held && ended {
+    if held && is_over(change, msg_id, attempt) {
         change.free(agent_id, msg_id, attempt);
     }
     Ok(Reply::Done)
+}
+
+/// The message has ended, or a later attempt has taken the place of this one.
+fn is_over(change: &Change<'_>, msg_id: &MsgId, attempt: u32) -> bool {
+    change.message(msg_id).is_none_or(|record| record.state.is_final() || record.attempt != attempt)
 }
 
 /// Only the current run of an agent is heard.

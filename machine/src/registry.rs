@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use reach_protocol::{
-    AgentId, AgentState, Code, ErrorReply, Fact, InstanceId, MessageState, MsgId, Principal, Registration,
-    Reply, RulesRecord, StateReason,
+    AgentId, AgentState, Code, ErrorReply, Fact, InstanceId, MessageState, Principal, Registration, Reply,
+    RulesRecord, StateReason,
     agent::{AgentRecord, Drain, FENCED_MAX, Tombstone},
     command::ExpiryPause,
-    message::{Holder, PendingReason},
+    message::{MessageRecord, PendingReason},
 };
 
-use crate::{change::Change, event, message, rows::Write};
+use crate::{change::Change, event, retry, rows::Write};
 
 /// Registering is an upsert on the agent's id.
 ///
@@ -284,51 +284,6 @@ pub(crate) fn set_liveness(
     Ok(Reply::Done)
 }
 
-/// Agents that may be lost one after another with the same task in their hands; then it ends. A task
-/// that kills whoever takes it must not take them all.
-const LOST_MAX: usize = 4;
-
-/// An agent that had received a task stays away: the task waits again, for another one if there is one.
-/// Void when the attempt is over, or its agent was heard since.
-pub(crate) fn retake(
-    change: &mut Change<'_>,
-    msg_id: &MsgId,
-    attempt: u32,
-    holder: &Holder,
-) -> Result<Reply, ErrorReply> {
-    let agent_id = &holder.agent_id;
-    let record = change.message(msg_id).filter(|record| {
-        record.attempt == attempt
-            && matches!(&record.state, MessageState::Acknowledged { holder: held } if held == holder)
-    });
-    let agent = change
-        .agent(agent_id)
-        .filter(|agent| agent.instance == holder.instance && agent.state == AgentState::Offline);
-    let (Some(record), Some(agent)) = (record, agent) else { return Ok(Reply::Done) };
-    let away_ms = change.stamp.cluster_ms.saturating_sub(agent.since.cluster_ms);
-    if away_ms < change.rules().rules.delivery.return_within_ms {
-        return Ok(Reply::Done);
-    }
-    let lost = PendingReason::AgentLost;
-    let mut record = (*record).clone();
-    if !record.avoid.contains(agent_id) {
-        record.avoid.push(agent_id.clone());
-    }
-    let had_it = |agent_id: &&AgentId| change.rows.was_delivered(msg_id, agent_id);
-    if record.avoid.iter().filter(had_it).count() >= LOST_MAX {
-        let lost = record.avoid.iter().map(AgentId::as_str).collect::<Vec<_>>().join(", ");
-        let message = format!("agents were lost while they had it, one after another: {lost}");
-        let error = Box::new(ErrorReply::new(Code::AttemptsExhausted, message).with_msg_id(msg_id));
-        // No holder: nobody reported this end.
-        let to = MessageState::Failed { holder: None, error };
-        change.transition(record, to, Some(Code::AttemptsExhausted.as_str()));
-    } else {
-        change.transition(record, MessageState::Pending { reason: lost }, Some(lost.as_str()));
-    }
-    change.free(agent_id, msg_id, attempt);
-    Ok(Reply::Done)
-}
-
 /// The row goes and the tombstone remembers whose it was, who took it away, and whose were before it.
 fn bury(change: &mut Change<'_>, record: &AgentRecord, by: Option<&Principal>) {
     let mut earlier = Vec::new();
@@ -355,30 +310,26 @@ enum End<'a> {
 }
 
 /// What becomes of the attempts an agent holds. Not yet received: they wait again. Received: they
-/// stay with a silent run, go over to a later run of the same agent (it has the same inbox), and
-/// wait again when the agent is removed. Ended ones only held a slot; it is freed with the run.
+/// stay with a silent run for now, go over to a later run of the same agent (it has the same inbox),
+/// and are lost when the agent is removed. Those that are over only held a slot; it is freed with the
+/// run.
 fn end_attempts(change: &mut Change<'_>, agent_id: &AgentId, end: &End<'_>) {
     for (msg_id, slot) in change.rows.slots(agent_id) {
-        let record = change.message(&msg_id).filter(|record| !record.state.is_final());
-        let Some(record) = record else {
+        let is_current =
+            |record: &Arc<MessageRecord>| !record.state.is_final() && record.attempt == slot.attempt;
+        let Some(record) = change.message(&msg_id).filter(is_current) else {
             if !matches!(end, End::Silent) {
                 change.free(agent_id, &msg_id, slot.attempt);
             }
             continue;
         };
-        assert_eq!(record.attempt, slot.attempt, "an unfinished message's slot is its current attempt's");
         match (&record.state, end) {
             (MessageState::Matched { .. } | MessageState::Dispatched { .. }, _) => {
-                message::give_back(change, &record, PendingReason::AgentLost);
+                retry::give_back(change, &record, PendingReason::AgentLost);
             }
             (_, End::Silent) => {}
             (_, End::Replaced { by }) => change.hand_over(&record, agent_id, slot, by),
-            (_, End::Removed) => {
-                let lost = PendingReason::AgentLost;
-                let to = MessageState::Pending { reason: lost };
-                change.transition((*record).clone(), to, Some(lost.as_str()));
-                change.free(agent_id, &msg_id, slot.attempt);
-            }
+            (_, End::Removed) => retry::removed(change, &record),
         }
     }
 }

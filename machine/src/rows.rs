@@ -9,7 +9,7 @@ use reach_protocol::{
     agent::{AgentRecord, Tombstone},
     codec::Encoded,
     event::{EventMark, GroupPosition, GroupRecord, TopicRecord},
-    message::{Hop, MessageRecord},
+    message::{DeadLetter, Hop, MessageRecord},
 };
 use serde::{Deserialize, Serialize};
 
@@ -45,7 +45,7 @@ pub trait Rows {
 }
 
 /// A slot belongs to an attempt: from the choice until its result, its release, or the end of the
-/// instance.
+/// instance. It may outlive its attempt: while a lost agent has not said that it let go.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slot {
     pub instance: InstanceId,
@@ -130,6 +130,8 @@ pub enum Write {
         group: Name,
         event_type: EventType,
     },
+    /// Written once, with the message's end.
+    PutDeadLetter(DeadLetter),
     PutRevocation(Arc<Revocation>),
     RemoveRevocation(Revoked),
 }

@@ -6,10 +6,11 @@ use reach_protocol::{
     AgentId, AgentState, InstanceId, MessageState, MsgId, RulesRecord, Stamp, StateReason,
     agent::AgentRecord,
     command::ExpiryPause,
+    envelope::Response,
     error::ErrorReply,
     frame::{AgentView, ClusterView, Heard, MessageView, NodeView, Problem},
     json::without_nulls,
-    message::{Hop, MessageRecord, PendingReason, StateName},
+    message::{DeadLetter, Hop, MessageRecord, PendingReason, StateName, TimeoutCause},
 };
 use serde_json::{Value, json};
 
@@ -62,6 +63,12 @@ pub fn count(number: u64, noun: &str) -> String {
 pub fn why_it_waits(record: &MessageRecord) -> Option<&'static str> {
     let MessageState::Pending { reason } = &record.state else { return None };
     match reason {
+        PendingReason::DeliveryFailed if record.retry_at_ms.is_some() => {
+            Some("its agents did not receive it, it is tried again in a while")
+        }
+        PendingReason::AgentLost if record.retry_at_ms.is_some() => {
+            Some("its agent was lost, it is tried again in a while")
+        }
         PendingReason::Saturated => Some("every agent that can take it is busy"),
         PendingReason::NoneReady => Some("no agent that can take it is ready"),
         PendingReason::DeliveryFailed => Some("its agent did not receive it, another one is sought"),
@@ -382,8 +389,15 @@ pub fn message_json(record: &MessageRecord) -> Value {
     };
     let failure = match &record.state {
         MessageState::Failed { error: reply, .. } => Some(error(reply)),
+        MessageState::TimedOut { cause: TimeoutCause::AttemptsExhausted, .. } => {
+            Response::of(record, None).and_then(|response| response.error).map(|reply| error(&reply))
+        }
         _ => None,
     };
+    // Not to be tried before: the calendar's way of saying it.
+    let retry_at = record
+        .retry_at_ms
+        .map(|at_ms| time(record.since.wall_ms + at_ms.saturating_sub(record.since.cluster_ms)));
     let pending = match &record.state {
         MessageState::Pending { reason } => Some(reason.as_str()),
         _ => None,
@@ -407,6 +421,7 @@ pub fn message_json(record: &MessageRecord) -> Value {
         "agent_id": record.state.holder().map(|holder| holder.agent_id.clone()),
         "instance_id": record.state.holder().map(|holder| holder.instance.clone()),
         "retry_seq": record.attempt,
+        "retry_at": retry_at,
         "accepted": time(record.accepted.wall_ms),
         "since": time(record.since.wall_ms),
         "shape": record.shape,
@@ -466,6 +481,9 @@ pub fn message(view: &MessageView) -> Shown {
     let record = &view.record;
     let mut json = message_json(record);
     json["hops"] = view.hops.iter().map(hop_json).collect();
+    if let Some(letter) = &view.dead_letter {
+        json["dead_letter"] = dead_letter_json(letter);
+    }
     let mut rows = vec![
         vec!["message".into(), record.msg_id.to_string()],
         vec!["trace".into(), format!("{} (number {})", record.trace_id, record.flow_seq)],
@@ -483,8 +501,15 @@ pub fn message(view: &MessageView) -> Shown {
             rows.extend(outcome.cost.map(|cost| vec!["cost".into(), cost.to_string()]));
         }
         MessageState::Failed { error, .. } => rows.push(vec!["error".into(), error.to_string()]),
+        MessageState::TimedOut { .. } => {
+            let error = Response::of(record, None).and_then(|response| response.error);
+            rows.extend(error.map(|error| vec!["error".into(), error.to_string()]));
+        }
         _ => {}
     }
+    rows.extend(
+        view.dead_letter.as_ref().map(|letter| vec!["dead letter".into(), dead_letter_words(letter)]),
+    );
     for warning in &record.warnings {
         rows.push(vec!["warning".into(), warning.as_str().to_string()]);
     }
@@ -493,6 +518,23 @@ pub fn message(view: &MessageView) -> Shown {
         rows.push(vec![format!("+{}", span(hop.at.cluster_ms.saturating_sub(started_ms))), hop_words(hop)]);
     }
     Shown { json, rows, ..Shown::default() }
+}
+
+fn dead_letter_words(letter: &DeadLetter) -> String {
+    let last =
+        letter.agent_id.as_ref().map_or(String::new(), |agent_id| format!(", the last with {agent_id}"));
+    format!("{} after {}{last}", letter.cause.as_str(), count(letter.attempts.into(), "attempt"))
+}
+
+fn dead_letter_json(letter: &DeadLetter) -> Value {
+    let mut value = json!({
+        "cause": letter.cause,
+        "at": time(letter.at.wall_ms),
+        "attempts": letter.attempts,
+        "agent_id": letter.agent_id,
+    });
+    without_nulls(&mut value, 0);
+    value
 }
 
 fn hop_words(hop: &Hop) -> String {
@@ -695,7 +737,68 @@ pub fn rules(record: &RulesRecord) -> Shown {
 
 #[cfg(test)]
 mod tests {
+    use reach_protocol::{
+        Principal, Target, TraceId,
+        message::{DeadCause, Holder},
+    };
+
     use super::*;
+
+    #[test]
+    fn a_dead_letter_is_told_with_its_cause() {
+        let at = |ms| Stamp { cluster_ms: ms, wall_ms: 1_000_000 + ms };
+        let agent_id = AgentId::parse("a").unwrap();
+        let holder = Holder { agent_id: agent_id.clone(), instance: InstanceId::parse("i").unwrap() };
+        let record = MessageRecord {
+            msg_id: MsgId::parse("m").unwrap(),
+            trace_id: TraceId::parse("t").unwrap(),
+            flow_seq: 1,
+            parent: None,
+            source: AgentId::parse("u").unwrap(),
+            principal: Principal::Loopback,
+            target: Target::Agent(agent_id.clone()),
+            content_hash: [0; 16],
+            shape: String::new(),
+            accepted: at(0),
+            expires_ms: 100_000,
+            state: MessageState::TimedOut { holder: Some(holder), cause: TimeoutCause::AttemptsExhausted },
+            since: at(7),
+            attempt: 3,
+            retries: 3,
+            retry_at_ms: None,
+            avoid: vec![agent_id.clone()],
+            warnings: Vec::new(),
+        };
+        let letter = DeadLetter {
+            msg_id: record.msg_id.clone(),
+            trace_id: record.trace_id.clone(),
+            at: at(7),
+            cause: DeadCause::AgentLost,
+            attempts: 4,
+            agent_id: Some(agent_id),
+        };
+        let waiting = MessageRecord {
+            state: MessageState::Pending { reason: PendingReason::AgentLost },
+            retry_at_ms: Some(1_007),
+            ..record.clone()
+        };
+        assert_eq!(message_json(&waiting)["retry_at"], time(1_001_007));
+        assert_eq!(why_it_waits(&waiting), Some("its agent was lost, it is tried again in a while"));
+
+        let view = MessageView {
+            record: record.into(),
+            response: None,
+            hops: Vec::new(),
+            dead_letter: Some(letter),
+        };
+        let shown = message(&view);
+        let row = |name: &str| shown.rows.iter().find(|row| row[0] == name).map(|row| row[1].as_str());
+        assert_eq!(row("dead letter"), Some("agent_lost after 4 attempts, the last with a"));
+        assert_eq!(row("error"), Some("attempts_exhausted: no result after 4 attempts; tried: a"));
+        let dead = json!({ "cause": "agent_lost", "at": time(1_000_007), "attempts": 4, "agent_id": "a" });
+        assert_eq!(shown.json["dead_letter"], dead);
+        assert_eq!(shown.json["error"]["code"], "attempts_exhausted");
+    }
 
     #[test]
     fn one_is_not_many() {

@@ -159,12 +159,15 @@ pub enum Command {
         holder: Holder,
         reason: PendingReason,
     },
-    /// The agent that had received it is offline for longer than the rules' `return_within_ms`; void
-    /// when it was heard since.
+    /// The agent that had received it is lost. With `to` the next attempt goes to that agent, in the
+    /// same entry; without, nobody else could take it for the rules' `return_within_ms`, and it waits.
+    /// Void when the lost one was heard since, before its retry is due, and when `to` can't take it.
     Retake {
         msg_id: MsgId,
         attempt: u32,
         holder: Holder,
+        to: Option<Holder>,
+        warnings: Vec<Warning>,
     },
     /// The deadline has passed by the entry's stamp.
     TimeOut {

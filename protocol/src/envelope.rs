@@ -10,7 +10,7 @@ use crate::{
     id::{AgentId, EventType, MsgId, Name, Tag, TraceId},
     json::Json,
     limits::Limits,
-    message::{MessageRecord, MessageState},
+    message::{MessageRecord, MessageState, TimeoutCause},
     money::Money,
 };
 
@@ -417,8 +417,15 @@ impl Response {
         let (excerpt, cost, error) = match &record.state {
             MessageState::Completed { outcome, .. } => (Some(outcome.excerpt.clone()), outcome.cost, None),
             MessageState::Failed { error, .. } => (None, None, Some((**error).clone())),
-            MessageState::TimedOut { .. } => {
-                let error = ErrorReply::new(Code::Expired, "no result before the message's deadline");
+            MessageState::TimedOut { cause, .. } => {
+                let message = match cause {
+                    TimeoutCause::Expired => "no result before the message's deadline".to_string(),
+                    TimeoutCause::AttemptsExhausted => {
+                        let tried = record.avoid.iter().map(AgentId::as_str).collect::<Vec<_>>().join(", ");
+                        format!("no result after {} attempts; tried: {tried}", record.attempt + 1)
+                    }
+                };
+                let error = ErrorReply::new(cause.code(), message);
                 (None, None, Some(error.with_msg_id(&record.msg_id)))
             }
             _ => return None,

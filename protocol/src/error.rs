@@ -77,7 +77,7 @@ codes! {
     AgentError "agent_error" http 200 exit 1 retry false;
     /// An end of a message: its agent could not parse the content.
     Unparseable "unparseable" http 200 exit 1 retry false;
-    /// An end of a message: every attempt was used up.
+    /// An end of a message, as `timeout`: every attempt was used up.
     AttemptsExhausted "attempts_exhausted" http 200 exit 1 retry false;
     /// An end of a message: its deadline passed.
     Expired "expired" http 200 exit 1 retry false;

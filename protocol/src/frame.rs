@@ -15,7 +15,7 @@ use crate::{
     event::{DeliveredEvent, EventRow, Gap, GroupView, Published, PullId, Span, Start, TopicRecord, Word},
     id::{AgentId, EventType, InstanceId, MsgId, Name, NodeId, Topics, TraceId},
     json::Json,
-    message::{Holder, Hop, MessageRecord},
+    message::{DeadLetter, Holder, Hop, MessageRecord},
     money::Money,
     rules::RulesRecord,
     stamp::Stamp,
@@ -395,6 +395,8 @@ pub struct MessageView {
     pub response: Option<Response>,
     /// The message's own transitions, when they were asked for by `Request::Message` without a wait.
     pub hops: Vec<Hop>,
+    /// Its record, when it is a dead letter; told together with the hops.
+    pub dead_letter: Option<DeadLetter>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     command::Principal,
     envelope::Target,
-    error::ErrorReply,
+    error::{Code, ErrorReply},
     id::{AgentId, InstanceId, MsgId, TraceId},
     money::Money,
     stamp::Stamp,
@@ -49,7 +49,28 @@ pub enum MessageState {
     },
     TimedOut {
         holder: Option<Holder>,
+        cause: TimeoutCause,
     },
+}
+
+/// Why there is no result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TimeoutCause {
+    /// Its deadline passed.
+    Expired,
+    /// It was tried as often as it may be, and its agents were lost or not reached.
+    AttemptsExhausted,
+}
+
+impl TimeoutCause {
+    /// The code that its callers are told.
+    pub fn code(self) -> Code {
+        match self {
+            Self::Expired => Code::Expired,
+            Self::AttemptsExhausted => Code::AttemptsExhausted,
+        }
+    }
 }
 
 /// What the agent reported with its result; the result itself is a row of its own.
@@ -85,7 +106,7 @@ impl MessageState {
             | Self::Dispatched { holder }
             | Self::Acknowledged { holder }
             | Self::Completed { holder, .. } => Some(holder),
-            Self::Failed { holder, .. } | Self::TimedOut { holder } => holder.as_ref(),
+            Self::Failed { holder, .. } | Self::TimedOut { holder, .. } => holder.as_ref(),
         }
     }
 }
@@ -134,7 +155,8 @@ pub enum PendingReason {
     DecisionStale,
     /// The agent did not say `received` in time.
     DeliveryFailed,
-    /// The agent went offline, or another run of it took over, before it said `received`.
+    /// The agent went offline or was removed, or another run of it took over before it had said
+    /// `received`.
     AgentLost,
 }
 
@@ -193,9 +215,54 @@ pub struct MessageRecord {
     pub since: Stamp,
     /// The attempt's number (`retry_seq`), from 0.
     pub attempt: u32,
-    /// Agents that lost an attempt before `received`; left out of the next choice.
+    /// Attempts that ended after `received`, or before it once `attempts_max` had: after each of them
+    /// it waits longer. At most [`RETRY_AFTER_MS`] has.
+    pub retries: u32,
+    /// Cluster time before which its next attempt doesn't begin; set while it waits for that.
+    pub retry_at_ms: Option<u64>,
+    /// Agents that lost an attempt; left out of the next choice.
     pub avoid: Vec<AgentId>,
     pub warnings: Vec<Warning>,
+}
+
+/// How long after the loss of an attempt the next one begins at the earliest, in milliseconds: by how
+/// many have been lost before. After so many it ends.
+pub const RETRY_AFTER_MS: [u64; 3] = [1_000, 4_000, 16_000];
+
+/// What is left to do by hand: a message that ended without a result although agents had been given
+/// it. The message itself keeps its envelope.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeadLetter {
+    pub msg_id: MsgId,
+    pub trace_id: TraceId,
+    pub at: Stamp,
+    pub cause: DeadCause,
+    /// How many there were.
+    pub attempts: u32,
+    /// Who had the last one.
+    pub agent_id: Option<AgentId>,
+}
+
+/// How the last attempt of a dead letter ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeadCause {
+    /// Its agent was lost.
+    AgentLost,
+    /// Its agent did not say `received` in time.
+    DeliveryFailed,
+    /// The message's deadline passed.
+    Expired,
+}
+
+impl DeadCause {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::AgentLost => "agent_lost",
+            Self::DeliveryFailed => "delivery_failed",
+            Self::Expired => "expired",
+        }
+    }
 }
 
 /// One transition, as it stands in the trace.

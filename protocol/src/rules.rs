@@ -55,10 +55,11 @@ pub struct Delivery {
     pub resend_after_ms: u64,
     /// Without `received` for this long, the attempt ends and another agent is tried.
     pub give_back_after_ms: u64,
-    /// How long a task that an agent had received waits for it once it is offline, in milliseconds; then
-    /// another agent is tried.
+    /// How long a task that an agent had received stays with it once it is offline, in milliseconds, as
+    /// long as no other agent has taken it over.
     pub return_within_ms: u64,
-    /// Attempts that may end before `received`; then the message fails.
+    /// Attempts that may end before `received` and are followed by another at once; after further ones the
+    /// message waits, as after one that was received.
     pub attempts_max: u32,
     /// The deadline of a message that names none, in milliseconds after acceptance.
     pub expires_in_ms: u64,

@@ -8,7 +8,7 @@ use std::{
 
 use reach_protocol::{AgentId, AgentState, Command, Reply, agent::AgentRecord};
 
-use crate::Scheduler;
+use crate::{Scheduler, message::Place};
 
 /// How long an agent is held back for a change whose reply does not come, in milliseconds: longer than
 /// the log ever stalls without losing its leader. Choices that meet the change after all are only
@@ -92,15 +92,19 @@ impl Scheduler {
         self.router.put(record, self.slots.taken(agent_id));
         self.changes.seen(agent_id);
         self.router.set_changing(agent_id, self.changes.contains(agent_id));
-        self.agent_moved(agent_id);
-        if record.state == AgentState::Offline {
-            // What it holds is now due another time.
-            for msg_id in self.slots.messages(agent_id) {
-                if self.messages.contains_key(&msg_id) {
-                    self.reckon(&msg_id);
+        for msg_id in self.slots.messages(agent_id) {
+            match self.messages.get(&msg_id).map(|tracked| (&tracked.place, tracked.record.clone())) {
+                None => {}
+                // What it holds is now due another time.
+                Some((Place::Held, _)) => self.reckon(&msg_id),
+                // It is back: what it has looks for nobody else.
+                Some((_, held)) if held.state.holder().is_some_and(|held| held.agent_id == *agent_id) => {
+                    self.put_message(&held);
                 }
+                Some(_) => {}
             }
         }
+        self.agent_moved(agent_id);
     }
 
     pub(crate) fn remove_agent(&mut self, agent_id: &AgentId) {

@@ -8,7 +8,7 @@ use reach_routing::Routed;
 use crate::{
     Output, Scheduler,
     message::Place,
-    queue::{QueueKey, Turn},
+    queue::{QueueKey, Turn, avoided},
 };
 
 /// Assignments made for one input: the rest waits for the next, so that a long queue that meets
@@ -73,7 +73,7 @@ impl Scheduler {
         let (_, msg_id) = &turn;
         let tracked = self.messages.get_mut(msg_id).expect("a queued message is tracked");
         let record = tracked.record.clone();
-        let Routed::Give { holder, warnings } = self.router.route(&record.target, &record.avoid) else {
+        let Routed::Give { holder, warnings } = self.router.route(&record.target, &avoided(&record)) else {
             return false;
         };
         let Holder { agent_id, .. } = &holder;
@@ -81,7 +81,11 @@ impl Scheduler {
         self.queues.remove(key, &turn);
         self.slots.reserve(agent_id, msg_id);
         self.slots_moved(agent_id);
-        let command = Command::Assign { msg_id: msg_id.clone(), attempt: record.attempt, holder, warnings };
+        let (msg_id, attempt) = (msg_id.clone(), record.attempt);
+        let command = match record.state.holder().cloned() {
+            None => Command::Assign { msg_id, attempt, holder, warnings },
+            Some(lost) => Command::Retake { msg_id, attempt, holder: lost, to: Some(holder), warnings },
+        };
         outputs.push(Output::Propose { ticket: None, command });
         true
     }

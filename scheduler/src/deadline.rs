@@ -3,10 +3,18 @@
 
 use std::ops::Bound;
 
-use reach_protocol::{AgentState, Command, MessageState, MsgId, message::PendingReason};
+use reach_protocol::{
+    AgentState, Command, MessageState, MsgId, Target,
+    codec::digest,
+    message::{MessageRecord, PendingReason, RETRY_AFTER_MS},
+};
 use reach_routing::Outlook;
 
-use crate::{Output, Scheduler, message::Tracked, refusal};
+use crate::{
+    Output, Scheduler, is_pending,
+    message::{Place, Tracked},
+    refusal,
+};
 
 /// When an end that was proposed and not applied is proposed again, in milliseconds.
 const ASK_AGAIN_MS: u64 = 1_000;
@@ -51,6 +59,7 @@ impl Scheduler {
         let now_ms = self.now_ms;
         let give_back_ms = self.give_back_ms(&self.messages[msg_id]);
         let retake_ms = self.retake_ms(&self.messages[msg_id]);
+        let hand_on_ms = self.hand_on_ms(&self.messages[msg_id]);
         let tracked = self.messages.get_mut(msg_id).expect("only tracked messages are due");
         let record = tracked.record.clone();
         if now_ms >= record.expires_ms {
@@ -68,8 +77,14 @@ impl Scheduler {
             && let Some(holder) = record.state.holder().cloned()
         {
             tracked.asked_ms = Some(now_ms);
-            let attempt = record.attempt;
-            return propose(outputs, Command::Retake { msg_id: msg_id.clone(), attempt, holder });
+            let (msg_id, attempt) = (msg_id.clone(), record.attempt);
+            let command = Command::Retake { msg_id, attempt, holder, to: None, warnings: Vec::new() };
+            return propose(outputs, command);
+        }
+        if hand_on_ms.is_some_and(|due_ms| now_ms >= due_ms) {
+            let place = self.enqueue(&record);
+            self.messages.get_mut(msg_id).expect("as above").place = place;
+            return;
         }
         self.rested(msg_id);
     }
@@ -80,6 +95,7 @@ impl Scheduler {
         let mut due_ms = tracked.record.expires_ms;
         due_ms = due_ms.min(self.give_back_ms(tracked).unwrap_or(u64::MAX));
         due_ms = due_ms.min(self.retake_ms(tracked).unwrap_or(u64::MAX));
+        due_ms = due_ms.min(self.hand_on_ms(tracked).unwrap_or(u64::MAX));
         due_ms = due_ms.min(tracked.rests_until_ms().unwrap_or(u64::MAX));
         if let Some(asked_ms) = tracked.asked_ms {
             due_ms = due_ms.max(asked_ms + ASK_AGAIN_MS);
@@ -108,12 +124,37 @@ impl Scheduler {
         Some(since_ms + self.rules.rules.delivery.give_back_after_ms)
     }
 
-    /// When a task is taken from an agent that had received it and stays away.
-    fn retake_ms(&self, tracked: &Tracked) -> Option<u64> {
-        let MessageState::Acknowledged { holder } = &tracked.record.state else { return None };
+    /// Since when the agent that has received a task has been lost.
+    fn lost_since_ms(&self, record: &MessageRecord) -> Option<u64> {
+        let MessageState::Acknowledged { holder } = &record.state else { return None };
         let agent = self.agents.get(&holder.agent_id)?;
         let is_away = agent.state == AgentState::Offline && agent.instance == holder.instance;
-        is_away.then(|| agent.since.cluster_ms + self.rules.rules.delivery.return_within_ms)
+        is_away.then_some(agent.since.cluster_ms)
+    }
+
+    /// When a task is taken from a lost agent, though there is no other for it.
+    fn retake_ms(&self, tracked: &Tracked) -> Option<u64> {
+        let record = &tracked.record;
+        let stays_ms = self.rules.rules.delivery.return_within_ms.max(retry_after_ms(record).unwrap_or(0));
+        self.lost_since_ms(record).map(|since_ms| since_ms + stays_ms)
+    }
+
+    /// When a lost agent's task begins to look for another one. Until that has it, it is not taken from
+    /// the lost one.
+    fn hand_on_ms(&self, tracked: &Tracked) -> Option<u64> {
+        let record = &tracked.record;
+        if !matches!((&tracked.place, &record.target), (Place::Held, Target::Capabilities { .. })) {
+            return None;
+        }
+        let since_ms = self.lost_since_ms(record)?;
+        retry_after_ms(record).map(|after_ms| since_ms + after_ms + jitter_ms(record, after_ms))
+    }
+
+    /// Until when a message waits for its next attempt.
+    pub(crate) fn waits_until_ms(&self, record: &MessageRecord) -> Option<u64> {
+        let at_ms = record.retry_at_ms?;
+        let waited_ms = at_ms.saturating_sub(record.since.cluster_ms);
+        Some(at_ms.saturating_add(jitter_ms(record, waited_ms))).filter(|until_ms| *until_ms > self.now_ms)
     }
 
     /// Notes which queues have nobody ready. How long that has been so counts, rather than how long
@@ -155,7 +196,7 @@ impl Scheduler {
                 left -= 1;
                 let tracked = self.messages.get_mut(msg_id).expect("a queued message is tracked");
                 let asked = tracked.asked_ms.is_some_and(|asked_ms| asked_ms + ASK_AGAIN_MS > self.now_ms);
-                if tracked.record.attempt > 0 || asked {
+                if tracked.record.attempt > 0 || !is_pending(&tracked.record) || asked {
                     continue;
                 }
                 tracked.asked_ms = Some(self.now_ms);
@@ -170,6 +211,19 @@ impl Scheduler {
             }
         }
     }
+}
+
+/// None when its attempts are used up.
+fn retry_after_ms(record: &MessageRecord) -> Option<u64> {
+    RETRY_AFTER_MS.get(record.retries as usize).copied()
+}
+
+/// Up to a quarter more, so that what was lost together is not tried again together. By the message
+/// and its attempt: every leader comes to the same.
+fn jitter_ms(record: &MessageRecord, after_ms: u64) -> u64 {
+    let digest = digest(format!("{}#{}", record.msg_id, record.attempt).as_bytes());
+    let share = u64::from(u16::from_be_bytes([digest[0], digest[1]]));
+    after_ms / 4 * share / u64::from(u16::MAX)
 }
 
 fn propose(outputs: &mut Vec<Output>, command: Command) {

@@ -135,8 +135,8 @@ impl Scheduler {
         for (agent_id, slots) in &live.slots {
             for (msg_id, slot) in slots {
                 scheduler.slots.take(agent_id, msg_id, slot.attempt, slot.since_ms);
-                if !live.messages.contains_key(msg_id) {
-                    // When its message ended is not in the tables. The whole time again is the safe
+                if live.messages.get(msg_id).is_none_or(|record| record.attempt != slot.attempt) {
+                    // When its attempt ended is not in the tables. The whole time again is the safe
                     // side: an agent of one slot never runs two tasks.
                     let due_ms = now_ms + scheduler.rules.rules.delivery.stuck_slot_ms;
                     scheduler.slots.ended(agent_id, msg_id, due_ms);
@@ -203,7 +203,8 @@ impl Scheduler {
     fn replied(&mut self, command: &Command, reply: &Reply) {
         match command {
             Command::Submit(submit) => self.submission_replied(submit, reply),
-            Command::Assign { msg_id, attempt, .. } => {
+            Command::Assign { msg_id, attempt, .. }
+            | Command::Retake { msg_id, attempt, to: Some(_), .. } => {
                 self.assignment_replied(msg_id, *attempt, *reply == Reply::Void);
             }
             _ => self.change_replied(command, reply),

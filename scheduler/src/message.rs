@@ -37,7 +37,7 @@ pub(crate) enum Place {
         agent_id: AgentId,
         until_ms: Option<u64>,
     },
-    /// An assignment did not get into the log.
+    /// Its next attempt has a time of its own, or an assignment did not get into the log.
     Resting {
         until_ms: u64,
     },
@@ -48,6 +48,7 @@ impl Scheduler {
     /// Brings a message to where a fact says it is.
     pub(crate) fn put_message(&mut self, record: &Arc<MessageRecord>) {
         self.submission_applied(record);
+        self.attempt_over(record);
         self.displace(&record.msg_id, record.state.holder());
         if record.state.is_final() {
             if let Some(holder) = record.state.holder() {
@@ -63,13 +64,30 @@ impl Scheduler {
                 self.slots_moved(agent_id);
                 Place::Held
             }
-            MessageState::Pending { .. } => self.enqueue(record),
+            MessageState::Pending { .. } => match self.waits_until_ms(record) {
+                Some(until_ms) => Place::Resting { until_ms },
+                None => self.enqueue(record),
+            },
             _ => Place::Held,
         };
         self.pending += u64::from(is_pending(record));
         let tracked = Tracked { record: record.clone(), place, due_ms: 0, asked_ms: None };
         self.messages.insert(record.msg_id.clone(), tracked);
         self.reckon(&record.msg_id);
+    }
+
+    /// The slot of an attempt that a later one has taken the place of may stay with its agent, for as
+    /// long as that of an ended message. Where it does not, the fact that frees it follows.
+    fn attempt_over(&mut self, record: &MessageRecord) {
+        let Some(before) = self.messages.get(&record.msg_id).map(|tracked| tracked.record.clone()) else {
+            return;
+        };
+        if let MessageState::Acknowledged { holder } = &before.state
+            && before.attempt < record.attempt
+        {
+            let due_ms = record.since.cluster_ms + self.rules.rules.delivery.stuck_slot_ms;
+            self.slots.ended(&holder.agent_id, &record.msg_id, due_ms);
+        }
     }
 
     /// Takes a message out of its place. A slot reserved for it is given back, unless it went to

@@ -33,7 +33,7 @@ impl QueueKey {
     }
 
     pub fn of(record: &MessageRecord) -> Self {
-        Self::new(&record.target, &record.avoid)
+        Self::new(&record.target, &avoided(record))
     }
 
     fn anchor(&self) -> Anchor {
@@ -42,6 +42,14 @@ impl QueueKey {
             Target::Capabilities { required, .. } => Anchor::Tag(required[0].clone()),
         }
     }
+}
+
+/// Whom to leave out of the choice: who lost it before, and who has lost it now.
+pub(crate) fn avoided(record: &MessageRecord) -> Vec<AgentId> {
+    let mut avoid = record.avoid.clone();
+    let lost = record.state.holder().map(|holder| &holder.agent_id);
+    avoid.extend(lost.filter(|agent_id| !record.avoid.contains(agent_id)).cloned());
+    avoid
 }
 
 pub(crate) fn turn(record: &MessageRecord) -> Turn {

@@ -9,7 +9,7 @@ use reach_protocol::{AgentId, MsgId};
 pub(crate) struct Slots {
     by_agent: BTreeMap<AgentId, BTreeMap<MsgId, Hold>>,
     reserved: u64,
-    /// Slots whose message has ended, by when they are freed by force.
+    /// Slots whose attempt is over, by when they are freed by force.
     ended: BTreeSet<(u64, AgentId, MsgId)>,
 }
 
@@ -65,9 +65,12 @@ impl Slots {
         self.drop_if_free(agent_id, msg_id);
     }
 
-    /// The choice was applied.
+    /// The choice was applied. It takes the place of an earlier attempt's slot at the same agent.
     pub fn take(&mut self, agent_id: &AgentId, msg_id: &MsgId, attempt: u32, since_ms: u64) {
-        let hold = self.hold(agent_id, msg_id);
+        let hold = self.by_agent.entry(agent_id.clone()).or_default().entry(msg_id.clone()).or_default();
+        if let Some(due_ms) = hold.ended_due_ms.take() {
+            self.ended.remove(&(due_ms, agent_id.clone(), msg_id.clone()));
+        }
         hold.taken = Some(Taken { attempt, since_ms });
         if std::mem::replace(&mut hold.reserved, false) {
             self.reserved -= 1;
@@ -87,7 +90,7 @@ impl Slots {
         self.drop_if_free(agent_id, msg_id);
     }
 
-    /// Its message has ended: the slot, if it is still taken, is due to be freed at `due_ms`.
+    /// The attempt is over: the slot, if it is still taken, is due to be freed at `due_ms`.
     pub fn ended(&mut self, agent_id: &AgentId, msg_id: &MsgId, due_ms: u64) {
         let Some(hold) = self.by_agent.get_mut(agent_id).and_then(|holds| holds.get_mut(msg_id)) else {
             return;

@@ -7,7 +7,7 @@ use reach_machine::Rows;
 use reach_protocol::{
     AgentState, Command, Fact, Principal, Reply, Rules, StateReason, Target,
     command::{Decision, FailReason},
-    message::Warning,
+    message::{Holder, Warning},
 };
 
 mod world;
@@ -102,9 +102,17 @@ fn run(world: &mut World, case: &mut TestCase) -> String {
             let (reason, message) = (FailReason::Error, String::new());
             world.propose(Command::Fail { msg_id, attempt, holder, reason, message });
         }
+        // release id=m1 [of=a attempt=0]: by default of whoever has it.
         "release" => {
             let msg_id = msg_id(&case.take_arg::<String>("id").unwrap());
-            let (attempt, holder) = world.attempt(&msg_id).unwrap();
+            let (attempt, holder) = match case.try_take_arg::<String>("of").unwrap() {
+                None => world.attempt(&msg_id).unwrap(),
+                Some(id) => {
+                    let (agent_id, attempt) = (agent_id(&id), case.take_arg("attempt").unwrap());
+                    let instance = world.instance(&agent_id).unwrap();
+                    (attempt, Holder { agent_id, instance })
+                }
+            };
             world.propose(Command::Release { msg_id, attempt, holder });
         }
         // rules [wait-for-agent-ms=N waiting-max=N]
@@ -191,8 +199,9 @@ fn describe(command: &Command) -> String {
         Command::Return { msg_id, attempt, holder, reason } => {
             format!("return {msg_id} attempt {attempt} of {} ({})", holder.agent_id, reason.as_str())
         }
-        Command::Retake { msg_id, attempt, holder } => {
-            format!("retake {msg_id} attempt {attempt} of {}", holder.agent_id)
+        Command::Retake { msg_id, attempt, holder, to, warnings } => {
+            let to = to.as_ref().map_or(String::new(), |to| format!(" for {}", to.agent_id));
+            format!("retake {msg_id} attempt {attempt} of {}{to}{}", holder.agent_id, warned(warnings))
         }
         Command::TimeOut { msg_id } => format!("time out {msg_id}"),
         Command::GiveUp { msg_id, error } => format!("give up {msg_id}: {error}"),

@@ -20,6 +20,7 @@
 //! | index    | `e` message NUL                        | `EventMark`: where the event is    |
 //! | groups   | `g` group NUL                          | `GroupRecord`                      |
 //! | groups   | `p` group NUL type NUL                 | `GroupPosition`                    |
+//! | index    | `x` message NUL                        | `DeadLetter`                       |
 //! | slots    | agent NUL message NUL                  | `Slot`                             |
 //! | meta     | `applied`                              | index, state hash, mark            |
 //! | log      | index (`u64`)                          | sealed: the entry                  |
@@ -237,6 +238,10 @@ pub fn delivered(msg_id: &MsgId, agent_id: &AgentId) -> Vec<u8> {
     Key::new().byte(b'd').id(msg_id).id(agent_id).0
 }
 
+pub fn dead_letter(msg_id: &MsgId) -> Vec<u8> {
+    Key::new().byte(b'x').id(msg_id).0
+}
+
 pub fn slot(agent_id: &AgentId, msg_id: &MsgId) -> Vec<u8> {
     Key::new().id(agent_id).id(msg_id).0
 }
@@ -356,6 +361,7 @@ pub fn ops(write: &Write) -> Vec<Op> {
         Write::RemovePosition { group, event_type } => {
             vec![Op::Remove { table: Table::Groups, key: position(group, event_type) }]
         }
+        Write::PutDeadLetter(letter) => vec![put(Table::Index, dead_letter(&letter.msg_id), letter)],
     }
 }
 
@@ -464,6 +470,7 @@ mod tests {
             ("position", position(&name, &event_type)),
             ("accepted", accepted(at, &msg_id)),
             ("delivered", delivered(&msg_id, &agent_id)),
+            ("dead letter", dead_letter(&msg_id)),
             ("slot", slot(&agent_id, &msg_id)),
             ("applied", applied()),
             ("entry", entry(65)),
@@ -491,6 +498,7 @@ mod tests {
             position     \x00\x00\x00\x00pg\x00task.done.v1\x00
             accepted     \x00\x00\x00\x00o\x00\x00\x00\x00\x00\x00\x01\x02m_1\x00
             delivered    \x00\x00\x00\x00dm_1\x00agent-1\x00
+            dead letter  \x00\x00\x00\x00xm_1\x00
             slot         \x00\x00\x00\x00agent-1\x00m_1\x00
             applied      \x00\x00\x00\x00applied
             entry        \x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00A

@@ -6,8 +6,10 @@ use std::{fmt::Debug, io, path::PathBuf, sync::Arc};
 use bytes::Bytes;
 use reach_machine::{Live, Rows, Write};
 use reach_protocol::{
-    AgentId, Envelope, EventRow, EventType, Json, MsgId, TraceId, agent::Tombstone, codec::Encoded,
-    message::Hop, message::MessageRecord,
+    AgentId, Envelope, EventRow, EventType, Json, MsgId, TraceId,
+    agent::Tombstone,
+    codec::Encoded,
+    message::{DeadLetter, Hop, MessageRecord},
 };
 
 /// Called once, when the write is on the disk, or with the error that ends the process. Runs on the
@@ -110,6 +112,8 @@ pub trait Tables: Send + Sync + Debug + 'static {
     ) -> io::Result<Vec<EventRow>>;
     /// Whether this message was ever received by this agent.
     fn was_delivered(&self, msg_id: &MsgId, agent_id: &AgentId) -> io::Result<bool>;
+    /// What is left of a message that came to nothing, when it is one.
+    fn dead_letter(&self, msg_id: &MsgId) -> io::Result<Option<DeadLetter>>;
     /// Messages in order of acceptance, newest first, those accepted before `after` (exclusive).
     fn messages(&self, after: Option<&MsgId>, max: usize) -> io::Result<Vec<Arc<MessageRecord>>>;
     /// Every row, keys and values as bytes in key order, fed to `visit`: what a byte-by-byte

@@ -363,6 +363,8 @@ fn record(id: &MsgId, state: MessageState) -> MessageRecord {
         state,
         since: Stamp::default(),
         attempt: 0,
+        retries: 0,
+        retry_at_ms: None,
         avoid: Vec::new(),
         warnings: Vec::new(),
     }
@@ -371,7 +373,12 @@ fn record(id: &MsgId, state: MessageState) -> MessageRecord {
 /// Accepted, and not at its end.
 pub fn waiting(id: &MsgId) -> Answer {
     let record = record(id, MessageState::Pending { reason: PendingReason::Saturated });
-    Answer::Message(Box::new(MessageView { record: record.into(), response: None, hops: Vec::new() }))
+    Answer::Message(Box::new(MessageView {
+        record: record.into(),
+        response: None,
+        hops: Vec::new(),
+        dead_letter: None,
+    }))
 }
 
 pub fn finished(id: &MsgId, result: &str) -> Answer {
@@ -379,5 +386,10 @@ pub fn finished(id: &MsgId, result: &str) -> Answer {
     let outcome = Outcome { excerpt: "done".into(), cost: None, result_bytes: 1 };
     let record = record(id, MessageState::Completed { holder, outcome });
     let response = Response::of(&record, Some(Json::parse(result).unwrap()));
-    Answer::Message(Box::new(MessageView { record: record.into(), response, hops: Vec::new() }))
+    Answer::Message(Box::new(MessageView {
+        record: record.into(),
+        response,
+        hops: Vec::new(),
+        dead_letter: None,
+    }))
 }

@@ -10,7 +10,7 @@ use reach_protocol::{
     Principal, Reply, Rules, StateReason, Target, TraceId,
     command::{Decision, FailReason},
     id::Name,
-    message::{Holder, MessageRecord, PendingReason, StateName},
+    message::{Holder, MessageRecord, PendingReason, RETRY_AFTER_MS, StateName, TimeoutCause},
 };
 
 use crate::build::{self, agent_id, holder, instance, msg_id, principal, stamp, tags};
@@ -18,6 +18,9 @@ use crate::build::{self, agent_id, holder, instance, msg_id, principal, stamp, t
 const AGENTS: [&str; 3] = ["a", "b", "c"];
 const RUNS: [&str; 4] = ["i0", "i1", "i2", "i3"];
 const MESSAGES: [&str; 8] = ["m0", "m1", "m2", "m3", "m4", "m5", "m6", "m7"];
+
+/// The most that any rules of these tests allow; the first ones too.
+const ATTEMPTS_MAX: u32 = 3;
 
 /// A wish; what it asks for exactly depends on where the tables stand.
 #[derive(Clone, Debug)]
@@ -90,7 +93,7 @@ enum Verb {
     Fail(FailReason),
     Release,
     Return,
-    Retake,
+    Retake { to: Option<usize> },
     FreeSlot,
 }
 
@@ -120,7 +123,7 @@ fn wish() -> impl Strategy<Value = Wish> {
         2 => Just(Verb::Release),
         3 => Just(Verb::Return),
         1 => Just(Verb::FreeSlot),
-        2 => Just(Verb::Retake),
+        3 => option::weighted(0.7, agent.clone()).prop_map(|to| Verb::Retake { to }),
     ];
     let aim = prop_oneof![
         5 => agent.clone().prop_map(|else_agent| Aim::Holder { else_agent }),
@@ -159,12 +162,12 @@ fn wish() -> impl Strategy<Value = Wish> {
         16 => (verb, msg.clone(), aim).prop_map(|(verb, msg, aim)| Wish::Attempt { verb, msg, aim }),
         1 => msg.clone().prop_map(|msg| Wish::TimeOut { msg }),
         1 => msg.prop_map(|msg| Wish::GiveUp { msg }),
-        1 => (1u32..4, 1u64..5, prop::bool::weighted(0.9)).prop_map(
+        1 => (1u32..=ATTEMPTS_MAX, 1u64..5, prop::bool::weighted(0.9)).prop_map(
             |(attempts_max, waiting_max, keeps_operator)| {
                 Wish::Rules { attempts_max, waiting_max, keeps_operator }
             }
         ),
-        2 => prop_oneof![9 => 0u64..20, 1 => Just(1_000)].prop_map(|ms| Wish::Pass { ms }),
+        2 => prop_oneof![8 => 0u64..20, 2 => Just(1_000), 1 => Just(16_000)].prop_map(|ms| Wish::Pass { ms }),
     ]
 }
 
@@ -284,7 +287,10 @@ fn attempt_command(verb: Verb, msg_id: MsgId, aim: Aim, rows: &MemoryRows) -> Co
         Verb::Fail(reason) => Command::Fail { msg_id, attempt, holder, reason, message: "no".into() },
         Verb::Release => Command::Release { msg_id, attempt, holder },
         Verb::Return => Command::Return { msg_id, attempt, holder, reason: PendingReason::DeliveryFailed },
-        Verb::Retake => Command::Retake { msg_id, attempt, holder },
+        Verb::Retake { to } => {
+            let to = to.map(|agent| current_or_first(rows, agent));
+            Command::Retake { msg_id, attempt, holder, to, warnings: Vec::new() }
+        }
         Verb::FreeSlot => Command::FreeSlot { agent_id: holder.agent_id, msg_id, attempt },
     }
 }
@@ -299,6 +305,7 @@ fn first_rules() -> Rules {
     let mut rules = Rules::default();
     rules.grants.operators = vec![Name::parse("op").unwrap()];
     rules.limits.result_bytes = 1_024;
+    rules.delivery.attempts_max = ATTEMPTS_MAX;
     rules.delivery.return_within_ms = 10;
     rules.liveness.remove_after_ms = 1_000;
     rules
@@ -333,6 +340,7 @@ proptest! {
             rows.write(outcome.writes.clone());
             check_step(&before, &rows, &outcome);
             check_rows(&rows);
+            check_retries(&before, &rows, now_ms);
             check_starts(&mut starts, &rows);
 
             // Safe to propose twice, also later than the first time.
@@ -413,13 +421,17 @@ fn check_rows(rows: &MemoryRows) {
         }
     }
     for record in all.iter().filter(|record| !record.state.is_final()) {
-        let of_message: Vec<_> = slots.iter().filter(|((_, msg_id), _)| **msg_id == record.msg_id).collect();
+        // A lost agent's slot outlives its attempt.
+        let of_attempt = |slot: &Slot| slot.attempt == record.attempt;
+        let of_message: Vec<_> = slots
+            .iter()
+            .filter(|((_, msg_id), slot)| **msg_id == record.msg_id && of_attempt(slot))
+            .collect();
         match record.state.holder() {
             None => assert!(of_message.is_empty(), "what waits has no slot"),
             Some(held) => {
                 let [((agent_id, _), slot)] = of_message[..] else { panic!("exactly its slot") };
                 assert_eq!((*agent_id, &slot.instance), (&held.agent_id, &held.instance));
-                assert_eq!(slot.attempt, record.attempt);
             }
         }
         if let MessageState::Acknowledged { holder } = &record.state {
@@ -447,6 +459,50 @@ fn check_rows(rows: &MemoryRows) {
         assert_eq!(state, record.state.name(), "the last hop is the state");
         assert!(attempt == record.attempt || attempt + 1 == record.attempt);
         assert!(rows.traces()[&record.trace_id].last_flow_seq >= record.flow_seq);
+    }
+}
+
+/// No attempt begins before its time, and what ends for want of a result after it was received is
+/// noted.
+fn check_retries(before: &MemoryRows, after: &MemoryRows, now_ms: u64) {
+    for record in after.messages() {
+        let Some(earlier) = before.message(&record.msg_id) else { continue };
+        assert!(record.retries as usize <= RETRY_AFTER_MS.len());
+        assert!(record.attempt >= record.retries && record.attempt <= record.retries + ATTEMPTS_MAX);
+        assert!(record.retry_at_ms.is_none() || matches!(record.state, MessageState::Pending { .. }));
+        let began = record.state.name() == StateName::Matched && earlier.state.name() != StateName::Matched;
+        assert!(!began || earlier.retry_at_ms.is_none_or(|at_ms| now_ms >= at_ms), "an attempt too early");
+        if record.retries > earlier.retries {
+            let after_ms = RETRY_AFTER_MS[earlier.retries as usize];
+            let waits = record.retry_at_ms.is_some_and(|at_ms| at_ms == now_ms + after_ms);
+            // Otherwise it has waited for as long as its agent has been away.
+            let away_ms = || {
+                let holder = earlier.state.holder().expect("an attempt has a holder");
+                now_ms - before.agent(&holder.agent_id).expect("it is registered").since.cluster_ms
+            };
+            assert!(waits || away_ms() >= after_ms, "a retry too early");
+        }
+        if earlier.state.name() == StateName::Acknowledged
+            && record.attempt > earlier.attempt
+            && let Some(agent_id) = earlier.state.holder().map(|holder| &holder.agent_id)
+            && after.agent(agent_id).is_some()
+        {
+            assert!(after.slot(agent_id, &record.msg_id).is_some(), "a lost agent may still be at work");
+        }
+    }
+    for record in after.finished().values() {
+        let MessageState::TimedOut { cause, .. } = &record.state else {
+            assert!(!after.dead_letters().contains_key(&record.msg_id));
+            continue;
+        };
+        let was_received = after.delivered().iter().any(|(msg_id, _)| *msg_id == record.msg_id);
+        let dead = after.dead_letters().get(&record.msg_id);
+        let must = *cause == TimeoutCause::AttemptsExhausted || was_received;
+        assert!(dead.is_some() || !must, "{} left no dead letter", record.msg_id);
+        if let Some(dead) = dead {
+            assert_eq!((dead.at, dead.agent_id.is_some()), (record.since, true));
+            assert!(must || record.retries > 0);
+        }
     }
 }
 

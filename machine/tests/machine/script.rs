@@ -354,7 +354,13 @@ fn command(words: &Words<'_>, rows: &MemoryRows) -> Command {
             holder: held(),
             reason: pending_reason(words.plain.get(3).unwrap_or(&"delivery_failed")),
         },
-        "retake" => Command::Retake { msg_id: message(), attempt: attempt(), holder: held() },
+        "retake" => Command::Retake {
+            msg_id: message(),
+            attempt: attempt(),
+            holder: held(),
+            to: words.named("to").map(holder),
+            warnings: warnings(words),
+        },
         "timeout" => Command::TimeOut { msg_id: message() },
         "giveup" => Command::GiveUp {
             msg_id: message(),
@@ -486,6 +492,7 @@ fn message_text(record: &MessageRecord) -> String {
     let detail = match &record.state {
         MessageState::Pending { reason } => format!(" ({})", reason.as_str()),
         MessageState::Failed { error, .. } => format!(" ({error})"),
+        MessageState::TimedOut { cause, .. } => format!(" ({})", cause.code()),
         MessageState::Completed { outcome, .. } => {
             let cost = outcome.cost.map_or("-".into(), |cost| cost.to_string());
             format!(" ({}, {} bytes, cost {cost})", outcome.excerpt, outcome.result_bytes)
@@ -496,6 +503,12 @@ fn message_text(record: &MessageRecord) -> String {
     write!(text, " flow={} expires={}", record.flow_seq, record.expires_ms).unwrap();
     if !record.avoid.is_empty() {
         write!(text, " avoid={:?}", record.avoid).unwrap();
+    }
+    if record.retries > 0 {
+        write!(text, " retries={}", record.retries).unwrap();
+    }
+    if let Some(at_ms) = record.retry_at_ms {
+        write!(text, " retry_at={at_ms}").unwrap();
     }
     if !record.warnings.is_empty() {
         let warnings: Vec<_> = record.warnings.iter().map(|warning| warning.as_str()).collect();
@@ -632,6 +645,13 @@ fn other_write_text(write: &Write) -> Option<String> {
             Some(format!("result {msg_id} {} bytes", result.as_str().len()))
         }
         Write::PutDelivered { msg_id, agent_id } => Some(format!("delivered {msg_id} {agent_id}")),
+        Write::PutDeadLetter(letter) => Some(format!(
+            "dead letter {} ({}) after {} attempts, the last by {}",
+            letter.msg_id,
+            letter.cause.as_str(),
+            letter.attempts,
+            letter.agent_id.as_ref().map_or("-", |agent_id| agent_id.as_str())
+        )),
         Write::PutEvent(row) => {
             let own = row.source.is_none() || row.event_type.starts_with("dead.");
             let data = if own { row.data.as_str() } else { "(content)" };

@@ -201,9 +201,21 @@ pub async fn fail(
 
 /// Proposes an agent's word and answers with the message's new state.
 async fn report(shared: &Shared, command: Command) -> Answered {
-    match shared.propose(command, Instant::now() + REQUEST_MAX).await? {
-        Reply::Message(record) => ok(&show::message_json(&record)),
-        _ => Err(unexpected()),
+    let deadline = Instant::now() + REQUEST_MAX;
+    let about = match &command {
+        Command::Received { msg_id, attempt, holder }
+        | Command::Complete { msg_id, attempt, holder, .. }
+        | Command::Fail { msg_id, attempt, holder, .. } => (msg_id.clone(), *attempt, holder.clone()),
+        _ => return Err(unexpected()),
+    };
+    match shared.propose(command, deadline).await {
+        Ok(Reply::Message(record)) => ok(&show::message_json(&record)),
+        Ok(_) => Err(unexpected()),
+        Err(error) => {
+            let (msg_id, attempt, holder) = about;
+            shared.release_stale(&error, msg_id, attempt, holder, deadline).await;
+            Err(error.into())
+        }
     }
 }
 
@@ -227,7 +239,10 @@ pub async fn progress(
         if holder.agent_id == agent_id && holder.instance == instance_id && record.attempt == attempt);
     if !is_running {
         let message = format!("attempt {attempt} of {msg_id} is not running at this agent: drop it");
-        return Err(ErrorReply::new(Code::StaleAttempt, message).with_msg_id(&msg_id).into());
+        let error = ErrorReply::new(Code::StaleAttempt, message).with_msg_id(&msg_id);
+        let holder = Holder { agent_id, instance: instance_id };
+        shared.release_stale(&error, msg_id, attempt, holder, Instant::now() + REQUEST_MAX).await;
+        return Err(error.into());
     }
     shared.heartbeats.heard_over_http(&agent_id, &instance_id, shared.clock.mono_ms(), true);
     ok(&show::message_json(record))

@@ -254,6 +254,10 @@ impl Open {
     }
 }
 
+fn cancel(agent_id: &AgentId, msg_id: &MsgId, attempt: u32) -> NodeFrame {
+    NodeFrame::Cancel { agent_id: agent_id.clone(), msg_id: msg_id.clone(), attempt }
+}
+
 /// None when the message is gone, or its row can't be read and the process is ending.
 fn delivery_of(shared: &Shared, agent_id: &AgentId, record: &MessageRecord) -> Option<Delivery> {
     let envelope = match shared.replica.tables().envelope(&record.msg_id) {
@@ -281,7 +285,10 @@ impl Sessions {
 
     fn fact(&mut self, fact: &Fact) {
         match fact {
-            Fact::Matched(record) => self.matched(record),
+            Fact::Matched(record) => {
+                self.cancel_earlier(record);
+                self.matched(record);
+            }
             Fact::Acknowledged(record)
             | Fact::Returned(record)
             | Fact::Completed(record)
@@ -406,11 +413,18 @@ impl Sessions {
         if let Some(session) =
             self.sessions.get(&holder.agent_id).filter(|session| session.instance == holder.instance)
         {
-            session.tell(&NodeFrame::Cancel {
-                agent_id: holder.agent_id.clone(),
-                msg_id: record.msg_id.clone(),
-                attempt: record.attempt,
-            });
+            session.tell(&cancel(&holder.agent_id, &record.msg_id, record.attempt));
+        }
+    }
+
+    /// Others lost an earlier attempt and may still be at it, if they were only not heard. Whoever is at
+    /// it when it attaches learns the same from the verdict.
+    fn cancel_earlier(&self, record: &MessageRecord) {
+        let now_with = record.state.holder().map(|holder| &holder.agent_id);
+        for agent_id in record.avoid.iter().filter(|agent_id| Some(*agent_id) != now_with) {
+            if let Some(session) = self.sessions.get(agent_id) {
+                session.tell(&cancel(agent_id, &record.msg_id, record.attempt.saturating_sub(1)));
+            }
         }
     }
 
@@ -449,7 +463,7 @@ impl Sessions {
         self.release_what_is_over(&agent_id, held);
     }
 
-    /// Slots of messages that ended while the agent was away, and that it knows nothing of: nobody
+    /// Slots of attempts that ended while the agent was away, and that it knows nothing of: nobody
     /// else will say that they are free.
     fn release_what_is_over(&self, agent_id: &AgentId, held: &[Held]) {
         let Some(session) = self.sessions.get(agent_id) else { return };
@@ -460,7 +474,8 @@ impl Sessions {
             .into_iter()
             .flatten()
             .filter(|(msg_id, slot)| {
-                slot.instance == session.instance && !live.messages.contains_key(*msg_id)
+                let is_over = |record: &Arc<MessageRecord>| record.attempt != slot.attempt;
+                slot.instance == session.instance && live.messages.get(*msg_id).is_none_or(is_over)
             })
             .filter(|(msg_id, _)| !held.iter().any(|held| held.msg_id == **msg_id))
             .map(|(msg_id, slot)| Command::Release {
@@ -524,11 +539,14 @@ impl Sessions {
         for record in attempts {
             let is_held =
                 held.iter().any(|held| held.msg_id == record.msg_id && held.attempt == record.attempt);
+            // A slot may be that of an attempt that is over: another agent may have the message.
+            let is_its_own = record
+                .state
+                .holder()
+                .is_some_and(|holder| holder.agent_id == *agent_id && holder.instance == instance);
             let is_due = match &record.state {
-                MessageState::Matched { holder } | MessageState::Dispatched { holder } => {
-                    holder.instance == instance
-                }
-                MessageState::Acknowledged { holder } => holder.instance == instance && !is_held,
+                MessageState::Matched { .. } | MessageState::Dispatched { .. } => is_its_own,
+                MessageState::Acknowledged { .. } => is_its_own && !is_held,
                 _ => false,
             };
             if is_due {

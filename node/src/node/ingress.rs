@@ -278,7 +278,33 @@ impl Shared {
 
     /// An agent's word on an attempt; what it gets back is that it was taken.
     pub async fn report_on(&self, command: Command, deadline: Instant) -> Result<Answer, ErrorReply> {
-        self.propose(command, deadline).await.map(|_| Answer::Done)
+        let ended = match &command {
+            Command::Complete { msg_id, attempt, holder, .. }
+            | Command::Fail { msg_id, attempt, holder, .. } => {
+                Some((msg_id.clone(), *attempt, holder.clone()))
+            }
+            _ => None,
+        };
+        let done = self.propose(command, deadline).await;
+        if let (Err(error), Some((msg_id, attempt, holder))) = (&done, ended) {
+            self.release_stale(error, msg_id, attempt, holder, deadline).await;
+        }
+        done.map(|_| Answer::Done)
+    }
+
+    /// An agent that was told that its attempt is over is done with it: the slot that the attempt may still
+    /// hold is free. If this gets lost, the slot's own time frees it.
+    pub async fn release_stale(
+        &self,
+        told: &ErrorReply,
+        msg_id: MsgId,
+        attempt: u32,
+        holder: Holder,
+        deadline: Instant,
+    ) {
+        if told.code == Code::StaleAttempt {
+            let _ = self.propose(Command::Release { msg_id, attempt, holder }, deadline).await;
+        }
     }
 
     /// New work needs space; what is running goes on without.
@@ -324,8 +350,12 @@ impl Shared {
             }
             false => Vec::new(),
         };
+        let dead_letter = match with_hops && record.state.is_final() {
+            true => tables.dead_letter(&record.msg_id).map_err(|error| self.damaged(&error))?,
+            false => None,
+        };
         let response = reach_protocol::envelope::Response::of(&record, result);
-        Ok(MessageView { record, response, hops })
+        Ok(MessageView { record, response, hops, dead_letter })
     }
 }
 

@@ -152,7 +152,10 @@ impl Overlay {
             Write::RemoveRevocation(revoked) => {
                 self.revocations.insert(revoked.clone(), None);
             }
-            Write::PutEnvelope { .. } | Write::PutResult { .. } | Write::PutHop { .. } => {}
+            Write::PutEnvelope { .. }
+            | Write::PutResult { .. }
+            | Write::PutHop { .. }
+            | Write::PutDeadLetter(_) => {}
         }
     }
 

@@ -17,7 +17,7 @@ use reach_protocol::{
     AgentId, Envelope, EventRow, EventType, Json, MsgId, TraceId,
     agent::Tombstone,
     codec::Encoded,
-    message::{Hop, MessageRecord},
+    message::{DeadLetter, Hop, MessageRecord},
 };
 use serde::de::DeserializeOwned;
 
@@ -187,6 +187,10 @@ impl<E: Engine> Tables for TableStore<E> {
     fn was_delivered(&self, msg_id: &MsgId, agent_id: &AgentId) -> io::Result<bool> {
         let key = schema::delivered(msg_id, agent_id);
         Ok(self.row::<()>(Table::Index, &key, "delivery mark")?.is_some())
+    }
+
+    fn dead_letter(&self, msg_id: &MsgId) -> io::Result<Option<DeadLetter>> {
+        self.row(Table::Index, &schema::dead_letter(msg_id), "dead letter")
     }
 
     fn messages(&self, after: Option<&MsgId>, max: usize) -> io::Result<Vec<Arc<MessageRecord>>> {

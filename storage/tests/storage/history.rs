@@ -10,7 +10,7 @@ use reach_protocol::{
     agent::{AgentRecord, Tombstone},
     codec::Encoded,
     event::{GroupPosition, TopicRecord},
-    message::{Holder, Hop, MessageRecord, Outcome, PendingReason, StateName},
+    message::{DeadCause, DeadLetter, Holder, Hop, MessageRecord, Outcome, PendingReason, StateName},
     stamp::Stamp,
 };
 use reach_storage::Tables;
@@ -97,6 +97,8 @@ pub fn message(number: u64, accepted_ms: u64, since_ms: u64, state: MessageState
         state,
         since: at(since_ms),
         attempt: 0,
+        retries: 0,
+        retry_at_ms: None,
         avoid: vec![],
         warnings: vec![],
     })
@@ -127,6 +129,17 @@ pub fn event(offset: u64, ms: u64) -> EventRow {
 
 pub fn slot(ms: u64) -> Slot {
     Slot { instance: holder(0).instance, attempt: 0, since_ms: ms }
+}
+
+pub fn dead_letter(number: u64, ms: u64) -> DeadLetter {
+    DeadLetter {
+        msg_id: msg(number),
+        trace_id: trace_id(number % 5),
+        at: at(ms),
+        cause: DeadCause::AgentLost,
+        attempts: 4,
+        agent_id: Some(agent_id(number % 6)),
+    }
 }
 
 pub fn hop(number: u64, ms: u64, to: StateName) -> Hop {
@@ -214,6 +227,9 @@ pub fn history(seed: u64, entries: u64) -> Vec<Vec<Write>> {
                         writes.push(Write::PutResult { msg_id: msg_id.clone(), result });
                         writes.push(Write::RemoveSlot { agent_id, msg_id });
                         push_hop(&mut writes, &mut hops, number, ms, StateName::Completed);
+                        if number.is_multiple_of(7) {
+                            writes.push(Write::PutDeadLetter(dead_letter(number, ms)));
+                        }
                     }
                     *step += 1;
                 }

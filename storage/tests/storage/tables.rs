@@ -13,8 +13,8 @@ use reach_storage::Applied;
 use crate::{
     disks::Disk,
     history::{
-        agent, agent_id, apply, at, completed, envelope, event, event_type, history, holder, hop, mark,
-        message, msg, pending, rows, slot, trace_id,
+        agent, agent_id, apply, at, completed, dead_letter, envelope, event, event_type, history, holder,
+        hop, mark, message, msg, pending, rows, slot, trace_id,
     },
 };
 
@@ -165,6 +165,7 @@ fn a_finished_message_is_found_on_disk_only() {
             Write::PutMessage(message(1, 10, 15, MessageState::Matched { holder: holder(1) })),
             Write::PutMessage(message(1, 10, 20, completed(1))),
             Write::PutResult { msg_id: msg(1), result: result.clone() },
+            Write::PutDeadLetter(dead_letter(2, 20)),
             Write::PutHop { trace_id: trace_id(1), ordinal: 0, hop: hop(1, 10, StateName::Pending) },
             Write::PutHop { trace_id: trace_id(1), ordinal: 1, hop: hop(1, 15, StateName::Matched) },
             Write::PutHop { trace_id: trace_id(1), ordinal: 2, hop: hop(1, 20, StateName::Completed) },
@@ -181,6 +182,8 @@ fn a_finished_message_is_found_on_disk_only() {
         assert_eq!(tables.envelope(&msg(1)).unwrap(), Some(envelope(1)));
         assert_eq!(tables.result(&msg(1)).unwrap(), Some(result));
         assert_eq!(tables.result(&msg(2)).unwrap(), None);
+        assert_eq!(tables.dead_letter(&msg(2)).unwrap(), Some(dead_letter(2, 20)));
+        assert_eq!(tables.dead_letter(&msg(1)).unwrap(), None);
         let states = |max| {
             let hops = tables.hops(&trace_id(1), max).unwrap();
             hops.iter().map(|hop| hop.to).collect::<Vec<_>>()

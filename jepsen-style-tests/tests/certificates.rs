@@ -14,7 +14,8 @@ use jepsen_style_tests::{
 };
 use reach_client::{Agent, Client, Done, Error, Options, Stopped, Task};
 use reach_protocol::{
-    AgentId, Code, Json, NodeId, Principal, Revocation,
+    AgentId, Code, EventType, Json, NodeId, Principal, Revocation,
+    event::Start,
     frame::{Answer, Request},
 };
 use reach_transport::{Authority, Identity, describe};
@@ -301,12 +302,17 @@ async fn whose_clock_is_off_is_seen_within_two_heartbeats_and_nobody_is_harmed()
     ensure!(took < Duration::from_secs(6), "seen after {took:?}");
     let line = logged(&cluster, off, &["clock skew", &format!("node {off}")])?;
     ensure!(line.contains("ahead of the cluster's") && line.contains("check that host's clock"), "{line}");
+    let client = cluster.client().await?;
+    let whose = format!("node/{off}");
+    let told = skew_told(&client, &whose, true).await?;
+    let offset_ms = told["offset_ms"].as_i64().context("an offset")?;
+    ensure!((7_199_000..7_201_000).contains(&offset_ms) && told["host"] == "127.0.0.1", "{told}");
+    ensure!(told["message"].as_str().is_some_and(|text| text.contains("check that host's clock")), "{told}");
     let status = cluster.cli(&["cluster", "status"], None)?.map_err(anyhow::Error::msg)?;
     ensure!(status["nodes"].as_array().is_some_and(|nodes| nodes.len() == 3), "{status}");
 
     // An agent on a host whose clock is late: by its own process, and by the library's whole path.
     let mut agent = cluster.agent_process("late", "-3s")?;
-    let client = cluster.client().await?;
     let began = Instant::now();
     let agent_id = AgentId::parse("late")?;
     let seen = loop {
@@ -322,13 +328,39 @@ async fn whose_clock_is_off_is_seen_within_two_heartbeats_and_nobody_is_harmed()
     println!("{seen} ms after {:?}", began.elapsed());
     ensure!((-3_500..-2_500).contains(&seen), "{seen}");
     ensure!(began.elapsed() < Duration::from_secs(7), "known after {:?}", began.elapsed());
+    skew_told(&client, "agent/late", true).await?;
     agent.kill()?;
     agent.wait()?;
 
     write_clock(&cluster.clock_file(off), "+0")?;
     until(off, -500..500).await?;
     logged(&cluster, off, &["clock skew is over", &format!("node {off}")])?;
+    skew_told(&client, &whose, false).await?;
     Ok(())
+}
+
+/// Waits for the event that says that somebody's clock is off, or right again.
+async fn skew_told(client: &Client, who: &str, is_off: bool) -> anyhow::Result<serde_json::Value> {
+    let event_type: EventType = "cluster.clock_skew.v1".parse()?;
+    let began = Instant::now();
+    let mut from = Start::Earliest;
+    loop {
+        ensure!(began.elapsed() < LONG, "no event about {who}");
+        let request =
+            Request::Events { event_type: event_type.clone(), from, limit: 100, wait_ms: Some(1_000) };
+        // Without any event so far there is no such topic.
+        let Ok(Answer::Events { items, next, .. }) = client.request(request, SHORT).await else {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        for event in items {
+            let data: serde_json::Value = serde_json::from_str(event.data.as_str())?;
+            if data["who"] == who && data["is_off"] == is_off {
+                return Ok(data);
+            }
+        }
+        from = Start::Offset(next);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

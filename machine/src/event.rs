@@ -2,14 +2,16 @@
 //! nothing can happen without its event. They carry ids and figures, never content.
 
 use reach_protocol::{
-    AgentId, AgentState, EventRow, EventType, InstanceId, Json, Money, MsgId, Stamp, TraceId,
+    AgentId, AgentState, ErrorReply, EventRow, EventType, InstanceId, Json, Money, MsgId, NodeId, Reply,
+    Stamp, TraceId,
     agent::AgentRecord,
-    command::ExpiryPause,
+    command::{ExpiryPause, Observed},
+    event::EventMark,
     message::{Holder, MessageRecord},
 };
 use serde::Serialize;
 
-use crate::change::Change;
+use crate::{change::Change, rows::Write};
 
 /// The data of `task.completed.v1`.
 #[derive(Serialize)]
@@ -64,15 +66,65 @@ pub(crate) fn mass_expiry(change: &mut Change<'_>, pause: &ExpiryPause) {
     put(change, "cluster.mass_expiry.v1", None, &data);
 }
 
+/// The data of `cluster.clock_skew.v1`.
+#[derive(Serialize)]
+struct ClockSkew<'a> {
+    who: String,
+    host: Option<&'a str>,
+    offset_ms: i64,
+    is_off: bool,
+    message: &'a str,
+}
+
+/// The data of `cluster.health_changed.v1`.
+#[derive(Serialize)]
+struct HealthChanged {
+    leader: String,
+    /// Nodes that the leader doesn't hear.
+    silent: Vec<String>,
+    nodes: u32,
+}
+
+pub(crate) fn observed(
+    change: &mut Change<'_>,
+    msg_id: &MsgId,
+    observed: &Observed,
+) -> Result<Reply, ErrorReply> {
+    if change.rows.event_mark(msg_id).is_some() {
+        return Ok(Reply::Done);
+    }
+    let row = match observed {
+        Observed::ClockSkew { who, host, offset_ms, is_off, message } => {
+            let (who, host) = (who.to_string(), host.as_deref());
+            let data = ClockSkew { who, host, offset_ms: *offset_ms, is_off: *is_off, message };
+            row("cluster.clock_skew.v1", None, &data)
+        }
+        Observed::Health { leader, silent, nodes } => {
+            let silent = silent.iter().map(NodeId::to_string).collect();
+            let data = HealthChanged { leader: leader.to_string(), silent, nodes: *nodes };
+            row("cluster.health_changed.v1", None, &data)
+        }
+    };
+    let event_type = row.event_type.clone();
+    let offset = change.append_row(Row { msg_id: Some(msg_id.clone()), ..row });
+    let mark = EventMark { event_type, offset, content_hash: [0; 16] };
+    change.write(Write::PutEventMark { msg_id: msg_id.clone(), mark });
+    Ok(Reply::Done)
+}
+
 fn put(change: &mut Change<'_>, event_type: &str, of: Option<&MessageRecord>, data: &impl Serialize) {
-    change.append_row(Row {
+    change.append_row(row(event_type, of, data));
+}
+
+fn row(event_type: &str, of: Option<&MessageRecord>, data: &impl Serialize) -> Row {
+    Row {
         event_type: EventType::parse(event_type).expect("the name keeps the rule"),
         msg_id: None,
         trace_id: of.map(|record| record.trace_id.clone()),
         source: None,
         key: None,
         data: Json::of(data).expect("ids and numbers are JSON"),
-    });
+    }
 }
 
 /// An event that has no place yet.

@@ -75,6 +75,7 @@ fn perform(change: &mut Change<'_>, command: &Command) -> Result<Reply, ErrorRep
         Command::HandOut { group, member, pull, max, ack_wait_ms } => {
             group::hand_out(change, group, member, *pull, *max, *ack_wait_ms)
         }
+        Command::Observe { msg_id, observed } => event::observed(change, msg_id, observed),
         Command::Say { group, member, about, word } => group::say(change, group, member, about, word),
 
         Command::Register { registration, instance, started_ms, author } => {
@@ -160,6 +161,7 @@ fn msg_id(command: &Command) -> Option<&MsgId> {
         | Command::ResetGroup { .. }
         | Command::RemoveGroup { .. }
         | Command::HandOut { .. }
+        | Command::Observe { .. }
         | Command::Say { .. }
         | Command::SetLiveness { .. } => None,
     }

@@ -746,9 +746,10 @@ fn events_are_published_read_handed_out_and_acknowledged() -> anyhow::Result<()>
     );
     assert_eq!(shown["source"], json!({ "agent_id": "http-loopback" }));
     let topics = cluster.get("/v1/topics");
-    let names: Vec<_> =
-        topics["items"].as_array().into_iter().flatten().map(|topic| &topic["event_type"]).collect();
-    assert_eq!(names, ["build.done.v1", "other.v1"]);
+    let names = topics["items"].as_array().into_iter().flatten().map(|topic| &topic["event_type"]);
+    // Those of the cluster's own come when they come.
+    let names = names.filter(|name| !name.as_str().is_some_and(|name| name.starts_with("cluster.")));
+    assert_eq!(names.collect::<Vec<_>>(), ["build.done.v1", "other.v1"]);
 
     let made = cluster.ask(0, "PUT", "/v1/groups/ci", Some(json!({ "topics": "build.*", "from": 1 }))).ok();
     assert_eq!((&made["lag"], &made["positions"][0]["floor"]), (&json!(2), &json!(1)));

@@ -277,6 +277,11 @@ pub enum Command {
         max: u32,
         ack_wait_ms: u64,
     },
+    /// The leader saw something that no entry caused; it becomes one event, under this key.
+    Observe {
+        msg_id: MsgId,
+        observed: Observed,
+    },
     /// What a member says of events it was handed, topic by topic.
     Say {
         group: Name,
@@ -284,6 +289,23 @@ pub enum Command {
         about: Vec<(EventType, Vec<Span>)>,
         word: Word,
     },
+}
+
+/// What a leader sees of the cluster itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Observed {
+    /// A calendar went wrong, or right again.
+    ClockSkew {
+        who: Principal,
+        host: Option<String>,
+        /// Its calendar minus the cluster's.
+        offset_ms: i64,
+        is_off: bool,
+        /// A sentence for people: whose clock, by how much, and what to check.
+        message: String,
+    },
+    /// Another node leads, or other nodes are silent than before.
+    Health { leader: NodeId, silent: Vec<NodeId>, nodes: u32 },
 }
 
 /// Events that one `Trim` takes at most.

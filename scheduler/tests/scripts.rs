@@ -223,6 +223,7 @@ fn describe(command: &Command) -> String {
         Command::RemoveOffline { agent_id, .. } => format!("remove offline {agent_id}"),
         Command::PauseExpiry { .. } => "pause expiry".into(),
         Command::ExpireNow { .. } => "expire now".into(),
+        Command::Observe { .. } => "observe".into(),
         Command::Init { .. } => "init".into(),
         Command::ApplyRules { .. } => "apply rules".into(),
         Command::Revoke { revoked, .. } => format!("revoke {revoked}"),

@@ -7,10 +7,10 @@ use std::{collections::BTreeMap, fmt::Write as _};
 use reach_machine::{MemoryRows, Outcome, Position, Rows, Write, apply};
 use reach_protocol::{
     AgentState, Code, Command, Envelope, ErrorReply, EventType, Fact, Fingerprint, Json, MessageState, MsgId,
-    Reply, Revocation, Revoked, Rules, StateReason, Target, TraceId, Warning,
+    NodeId, Reply, Revocation, Revoked, Rules, StateReason, Target, TraceId, Warning,
     certificate::{REVOCATIONS_FEW, REVOCATIONS_MAX},
     codec::Encoded,
-    command::{Decision, ExpiryPause, FailReason},
+    command::{Decision, ExpiryPause, FailReason, Observed},
     event::{GroupPosition, NewEvent, Published, Span, TopicRecord, Word},
     id::Name,
     message::{Holder, Hop, MessageRecord, PendingReason},
@@ -232,6 +232,24 @@ fn command(words: &Words<'_>, rows: &MemoryRows) -> Command {
             let pause = ExpiryPause { since_ms, agents, of: 30, wait_ms: 9_000, forced_by: None };
             Command::PauseExpiry { pause }
         }
+        "skew" => Command::Observe {
+            msg_id: msg_id(words.word(0)),
+            observed: Observed::ClockSkew {
+                who: principal(words.word(1)),
+                host: words.named("host").map(str::to_string),
+                offset_ms: words.word(2).parse().expect("an offset"),
+                is_off: words.named("off") != Some("no"),
+                message: "check that clock".into(),
+            },
+        },
+        "health" => Command::Observe {
+            msg_id: msg_id(words.word(0)),
+            observed: Observed::Health {
+                leader: NodeId(words.number(1)),
+                silent: words.named_number("silent").map(NodeId).into_iter().collect(),
+                nodes: 3,
+            },
+        },
         "expire_now" => Command::ExpireNow {
             since_ms: words.number(0),
             author: principal(words.named("by").unwrap_or("user:op")),

@@ -6,6 +6,7 @@ mod connection;
 mod consensus;
 mod delivery;
 mod events;
+mod health;
 mod heartbeat;
 mod ingress;
 mod leader;
@@ -218,6 +219,7 @@ impl Node {
         shared.clone().spawn(events::retain(shared.clone()));
         shared.clone().spawn(heartbeat::run(shared.clone()));
         shared.clone().spawn(skew::run(shared.clone()));
+        shared.clone().spawn(health::run(shared.clone()));
         consensus.spawn(&shared, peers::run(shared.clone(), peer_endpoint.clone()));
         let doors = vec![
             certificates::Files::new(config.peer_tls, peer_endpoint.clone()),

@@ -15,7 +15,7 @@ use reach_protocol::{
 };
 use serde::Serialize;
 
-use crate::{change::Change, event, rows::Write, topic};
+use crate::{change::Change, event, member, rows::Write, topic};
 
 /// The longest text that says why an event could not be worked on, in bytes.
 const CAUSE_MAX: usize = 1 << 10;
@@ -148,7 +148,7 @@ pub(crate) fn hand_out(
     let mut all = HandedOut::default();
     for Work { topic, before, mut position, handed, dead } in work {
         for open in &dead {
-            bury(change, &record, &topic.event_type, open, "the ack wait passed, every time");
+            bury(change, &record, &topic.event_type, open, member::silence(open));
             position.dead += open.to - open.from;
         }
         if let Some((_, gap)) = position.gap.clone().filter(|(told, _)| *told == pull) {

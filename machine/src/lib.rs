@@ -11,6 +11,7 @@ mod change;
 mod event;
 mod group;
 pub mod live;
+mod member;
 pub mod memory;
 mod message;
 mod registry;

@@ -2,7 +2,10 @@
 //! topics and groups. A
 //! function of the writes alone, so every store and every test can share it.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use reach_protocol::{
     AgentId, EventType, MessageState, MsgId, Name, Principal, Revocation, Revoked, RulesRecord,
@@ -28,6 +31,8 @@ pub struct Live {
     pub topics: BTreeMap<EventType, Arc<TopicRecord>>,
     pub groups: BTreeMap<Name, Arc<GroupRecord>>,
     pub positions: BTreeMap<Name, BTreeMap<EventType, Arc<GroupPosition>>>,
+    /// By member: the positions in which it has open events.
+    pub held: BTreeMap<Name, BTreeSet<(Name, EventType)>>,
 }
 
 impl Live {
@@ -80,14 +85,16 @@ impl Live {
             }
             Write::PutPosition(position) => {
                 let positions = self.positions.entry(position.group.clone()).or_default();
-                positions.insert(position.event_type.clone(), position.clone());
+                let before = positions.insert(position.event_type.clone(), position.clone());
+                self.hold(before.as_deref(), Some(position));
             }
             Write::RemovePosition { group, event_type } => {
                 if let Some(positions) = self.positions.get_mut(group) {
-                    positions.remove(event_type);
+                    let before = positions.remove(event_type);
                     if positions.is_empty() {
                         self.positions.remove(group);
                     }
+                    self.hold(before.as_deref(), None);
                 }
             }
             Write::PutEnvelope { .. }
@@ -100,6 +107,28 @@ impl Live {
             | Write::PutEventMark { .. }
             | Write::RemoveEventMark { .. }
             | Write::PutDeadLetter(_) => {}
+        }
+    }
+
+    /// Notes who holds events in a position that is another now.
+    fn hold(&mut self, before: Option<&GroupPosition>, now: Option<&GroupPosition>) {
+        let members = |position: Option<&GroupPosition>| -> BTreeSet<Name> {
+            let open = position.into_iter().flat_map(|position| &position.open);
+            open.filter_map(|open| open.member.clone()).collect()
+        };
+        let Some(position) = now.or(before) else { return };
+        let (before, now) = (members(before), members(now));
+        let place = || (position.group.clone(), position.event_type.clone());
+        for member in before.difference(&now) {
+            if let Some(held) = self.held.get_mut(member) {
+                held.remove(&place());
+                if held.is_empty() {
+                    self.held.remove(member);
+                }
+            }
+        }
+        for member in now.difference(&before) {
+            self.held.entry(member.clone()).or_default().insert(place());
         }
     }
 

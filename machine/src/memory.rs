@@ -269,6 +269,11 @@ impl Rows for MemoryRows {
         self.live.positions.get(group)?.get(event_type).cloned()
     }
 
+    fn held(&self, member: &Name) -> Vec<Arc<GroupPosition>> {
+        let held = self.live.held.get(member).into_iter().flatten();
+        held.map(|(group, event_type)| self.live.positions[group][event_type].clone()).collect()
+    }
+
     fn waiting(&self) -> u64 {
         self.live.waiting
     }

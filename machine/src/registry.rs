@@ -11,7 +11,7 @@ use reach_protocol::{
     message::{MessageRecord, PendingReason},
 };
 
-use crate::{change::Change, event, retry, rows::Write};
+use crate::{change::Change, event, member, retry, rows::Write};
 
 /// Registering is an upsert on the agent's id.
 ///
@@ -21,6 +21,8 @@ use crate::{change::Change, event, retry, rows::Write};
 /// - An operator's drain goes over to the next run: that one begins as `draining`.
 /// - The current run keeps its start, its state and its liveness, whatever it declares anew; an
 ///   equal registration writes nothing. One that was `offline` stays so until `SetLiveness`.
+/// - The groups of its subscriptions are made where there are none; what it holds of a group that it
+///   no longer names goes back. Where such a group reads other topics, all of it is refused.
 /// - An earlier run is refused with `stale_instance`. So is, whatever start it names, each of the last
 ///   runs that were removed or replaced: a start is computed once, at a run's first registration.
 pub(crate) fn register(
@@ -36,7 +38,7 @@ pub(crate) fn register(
     }
     let current = change.agent(agent_id);
     if let Some(current) = current.as_ref().filter(|current| current.instance == *instance) {
-        return update(change, current, registration);
+        return update(change, current, registration, author);
     }
     let start = (started_ms, instance);
     if let Some(gone) = change.rows.tombstone(agent_id)
@@ -56,6 +58,7 @@ pub(crate) fn register(
         return Err(ErrorReply::new(Code::StaleInstance, message));
     }
     registration.validate(&change.rules().rules.limits)?;
+    member::join(change, registration, author)?;
 
     let drain = current.as_ref().and_then(|current| current.drain.clone());
     let (state, reason) = match &drain {
@@ -93,11 +96,19 @@ fn update(
     change: &mut Change<'_>,
     current: &Arc<AgentRecord>,
     registration: &Registration,
+    author: &Principal,
 ) -> Result<Reply, ErrorReply> {
     if current.registration == *registration {
+        // A group may have been removed meanwhile.
+        member::join(change, registration, author)?;
         return Ok(Reply::Agent(Box::new((**current).clone())));
     }
     registration.validate(&change.rules().rules.limits)?;
+    member::join(change, registration, author)?;
+    let left = member::left(&current.registration, registration);
+    if !left.is_empty() {
+        member::leave(change, &registration.agent_id, Some(&left));
+    }
     let record = Arc::new(AgentRecord { registration: registration.clone(), ..(**current).clone() });
     change.write(Write::PutAgent(record.clone()));
     change.fact(Fact::Registered(record.clone()));
@@ -312,8 +323,9 @@ enum End<'a> {
 /// What becomes of the attempts an agent holds. Not yet received: they wait again. Received: they
 /// stay with a silent run for now, go over to a later run of the same agent (it has the same inbox),
 /// and are lost when the agent is removed. Those that are over only held a slot; it is freed with the
-/// run.
+/// run. Events that it holds as a member of groups go back, whatever ended it.
 fn end_attempts(change: &mut Change<'_>, agent_id: &AgentId, end: &End<'_>) {
+    member::leave(change, agent_id, None);
     for (msg_id, slot) in change.rows.slots(agent_id) {
         let is_current =
             |record: &Arc<MessageRecord>| !record.state.is_final() && record.attempt == slot.attempt;

@@ -38,6 +38,8 @@ pub trait Rows {
     /// A group's positions, in order of the topics' types.
     fn positions(&self, group: &Name) -> Vec<Arc<GroupPosition>>;
     fn position(&self, group: &Name, event_type: &EventType) -> Option<Arc<GroupPosition>>;
+    /// Positions in which this member has open events, by group and topic.
+    fn held(&self, member: &Name) -> Vec<Arc<GroupPosition>>;
     /// Messages that wait for an agent.
     fn waiting(&self) -> u64;
     /// Every revocation; at most `REVOCATIONS_MAX`.

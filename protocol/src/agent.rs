@@ -78,29 +78,58 @@ pub struct Capability {
     pub output_schema: Option<Json>,
 }
 
-/// Events that an agent wants. Without a group it has one of its own and sees every event.
+/// Events that an agent wants, as a member of a group that is made where there is none. Without a group
+/// it has one of its own, named by its id, and sees every event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subscription {
     pub to: Topics,
     pub group: Option<Name>,
+    pub from: Since,
 }
 
-/// Its form in JSON when it names a group; without one it is the bare type or prefix.
+/// Where a group that a subscription makes begins in the topics that exist. In later ones it begins at
+/// their first event.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Since {
+    /// What is published after the registration.
+    #[default]
+    Latest,
+    /// The first event that is kept.
+    Earliest,
+}
+
+impl Since {
+    fn is_latest(&self) -> bool {
+        *self == Self::Latest
+    }
+}
+
+/// Its form in JSON when it says more than the bare type or prefix.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Grouped {
     #[serde(rename = "type")]
     to: Topics,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     group: Option<Name>,
+    #[serde(default, skip_serializing_if = "Since::is_latest")]
+    from: Since,
+}
+
+impl Subscription {
+    pub fn to(to: Topics) -> Self {
+        Self { to, group: None, from: Since::Latest }
+    }
 }
 
 impl Serialize for Subscription {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match (serializer.is_human_readable(), &self.group) {
-            (false, group) => (&self.to, group).serialize(serializer),
-            (true, None) => self.to.serialize(serializer),
-            (true, group) => Grouped { to: self.to.clone(), group: group.clone() }.serialize(serializer),
+        let Self { to, group, from } = self;
+        match serializer.is_human_readable() {
+            false => (to, group, from).serialize(serializer),
+            true if group.is_none() && from.is_latest() => to.serialize(serializer),
+            true => Grouped { to: to.clone(), group: group.clone(), from: *from }.serialize(serializer),
         }
     }
 }
@@ -108,15 +137,15 @@ impl Serialize for Subscription {
 impl<'de> Deserialize<'de> for Subscription {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         if !deserializer.is_human_readable() {
-            let (to, group) = Deserialize::deserialize(deserializer)?;
-            return Ok(Self { to, group });
+            let (to, group, from) = Deserialize::deserialize(deserializer)?;
+            return Ok(Self { to, group, from });
         }
         let value = serde_json::Value::deserialize(deserializer)?;
         if let serde_json::Value::String(text) = &value {
-            return Ok(Self { to: Topics::parse(text).map_err(de::Error::custom)?, group: None });
+            return Ok(Self::to(Topics::parse(text).map_err(de::Error::custom)?));
         }
-        let Grouped { to, group } = serde_json::from_value(value).map_err(de::Error::custom)?;
-        Ok(Self { to, group })
+        let Grouped { to, group, from } = serde_json::from_value(value).map_err(de::Error::custom)?;
+        Ok(Self { to, group, from })
     }
 }
 
@@ -202,7 +231,9 @@ impl Registration {
             return Err(ErrorReply::invalid("subscriptions", message));
         }
         for (i, subscription) in self.subscriptions.iter().enumerate() {
-            if self.subscriptions[..i].contains(subscription) {
+            let is_same =
+                |other: &Subscription| (&other.to, &other.group) == (&subscription.to, &subscription.group);
+            if self.subscriptions[..i].iter().any(is_same) {
                 let message = format!("{} is subscribed to twice", subscription.to);
                 return Err(ErrorReply::invalid(format!("subscriptions[{i}]"), message));
             }
@@ -221,6 +252,16 @@ impl Registration {
 
     pub fn tags(&self) -> impl Iterator<Item = &Tag> {
         self.capabilities.iter().map(|capability| &capability.name)
+    }
+
+    /// The groups that its subscriptions make it a member of, and what each of them then reads.
+    pub fn groups(&self) -> BTreeMap<Name, Topics> {
+        let own = self.agent_id.as_name();
+        let mut groups: BTreeMap<Name, Vec<&Topics>> = BTreeMap::new();
+        for Subscription { to, group, .. } in &self.subscriptions {
+            groups.entry(group.clone().unwrap_or_else(|| own.clone())).or_default().push(to);
+        }
+        groups.into_iter().map(|(group, topics)| (group, Topics::all_of(topics))).collect()
     }
 }
 
@@ -389,9 +430,9 @@ mod tests {
 
         let mut subscribed = full.clone();
         let to = |i: usize| Topics::parse(&format!("t{i}.*")).unwrap();
-        subscribed.subscriptions = (0..256).map(|i| Subscription { to: to(i), group: None }).collect();
+        subscribed.subscriptions = (0..256).map(|i| Subscription::to(to(i))).collect();
         assert_eq!(subscribed.validate(&limits), Ok(()));
-        subscribed.subscriptions.push(Subscription { to: to(256), group: None });
+        subscribed.subscriptions.push(Subscription::to(to(256)));
         assert_eq!(refused(&subscribed).0, "subscriptions");
     }
 
@@ -399,7 +440,7 @@ mod tests {
     fn what_is_stored_is_what_was_declared() {
         let declared = registration(
             r#"{"agent_id":"a","capabilities":[{"name":"x","version":"2.1","cost":0.25,"input_schema":{"type":"object"},
-                "output_schema":true}],"subscriptions":["task.*",{"type":"task.completed.v1","group":"g"}],"ttl_ms":60000}"#,
+                "output_schema":true}],"subscriptions":["task.*",{"type":"task.completed.v1","group":"g"},{"type":"a.v1","from":"earliest"}],"ttl_ms":60000}"#,
         );
         assert_eq!(declared.validate(&Limits::default()), Ok(()));
         let bytes = crate::codec::encode(&declared);
@@ -408,8 +449,11 @@ mod tests {
         let shown = serde_json::to_value(&stored).unwrap();
         assert_eq!(
             shown["subscriptions"],
-            serde_json::json!(["task.*", { "type": "task.completed.v1", "group": "g" }])
+            serde_json::json!(["task.*", { "type": "task.completed.v1", "group": "g" }, { "type": "a.v1", "from": "earliest" }])
         );
+        let groups: Vec<_> =
+            stored.groups().into_iter().map(|(group, topics)| format!("{group}: {topics}")).collect();
+        assert_eq!(groups, ["a: a.v1,task.*", "g: task.completed.v1"]);
         assert_eq!((stored.ttl_ms(9_000), stored.ttl_ms(90_000)), (60_000, 90_000));
         for bad in [r#"["task.completed"]"#, r#"[{"type":"t.*","gruop":"g"}]"#, "[7]"] {
             let json = format!(r#"{{"agent_id":"a","capabilities":[{{"name":"x"}}],"subscriptions":{bad}}}"#);

@@ -4,11 +4,12 @@
 //! A *group* has one position per topic it reads; what its members were handed and have not yet
 //! acknowledged is open.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    agent::AgentState,
     command::Principal,
     error::{Code, ErrorReply},
     id::{AgentId, EventType, MsgId, Name, Tag, Topics, TraceId},
@@ -334,6 +335,20 @@ pub enum Word {
 pub struct GroupView {
     pub record: GroupRecord,
     pub positions: Vec<PositionView>,
+    /// Told of one group, not in lists.
+    pub members: Vec<MemberView>,
+}
+
+/// Who has joined by a subscription, or holds events of the group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberView {
+    pub member: Name,
+    /// By its registration's `subscriptions`.
+    pub subscribed: bool,
+    /// None of who is no agent.
+    pub state: Option<AgentState>,
+    /// Events it was handed and has not acknowledged.
+    pub open: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -345,12 +360,19 @@ pub struct PositionView {
 }
 
 impl Topics {
-    /// Whether the pattern names this topic.
+    /// Whether one of the patterns names this topic.
     pub fn covers(&self, event_type: &EventType) -> bool {
-        match self.as_str().strip_suffix('*') {
+        self.as_str().split(',').any(|one| match one.strip_suffix('*') {
             Some(prefix) => event_type.starts_with(prefix),
-            None => self.as_str() == event_type.as_str(),
-        }
+            None => one == event_type.as_str(),
+        })
+    }
+
+    /// All of these together, in order and each once: two that mean the same are equal.
+    pub fn all_of<'a>(topics: impl IntoIterator<Item = &'a Self>) -> Self {
+        let all: BTreeSet<&str> = topics.into_iter().flat_map(|topics| topics.as_str().split(',')).collect();
+        let text: Vec<&str> = all.into_iter().collect();
+        Self::parse(&text.join(",")).expect("its parts keep the rule")
     }
 }
 
@@ -398,6 +420,7 @@ mod tests {
         assert!(!covers("task.*", "tasks.v1"));
         assert!(covers("a.v1", "a.v1"));
         assert!(!covers("a.v1", "a.v2"));
+        assert!(covers("a.v1,b.*", "b.c.v1") && !covers("a.v1,b.*", "a.v2"));
     }
 
     #[test]

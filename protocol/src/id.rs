@@ -36,14 +36,13 @@ fn is_event_type(text: &str) -> bool {
     is_tag(text) && version.is_some_and(|v| !v.is_empty() && v.bytes().all(|b| b.is_ascii_digit()))
 }
 
-const TOPICS_RULE: &str =
-    "an event type with its version, such as task.completed.v1, or a prefix such as task.* (up to 128 bytes)";
+const TOPICS_RULE: &str = "an event type with its version, such as task.completed.v1, or a prefix such as task.* (up to 128 bytes); several with commas between";
 
 fn is_topics(text: &str) -> bool {
-    match text.strip_suffix(".*") {
-        Some(prefix) => text.len() <= 128 && is_tag(prefix),
-        None => is_event_type(text),
-    }
+    text.split(',').all(|one| match one.strip_suffix(".*") {
+        Some(prefix) => one.len() <= 128 && is_tag(prefix),
+        None => is_event_type(one),
+    })
 }
 
 fn is_serial(text: &str) -> bool {
@@ -148,7 +147,8 @@ text_id!(
     EventType, "an event type", is_event_type, EVENT_RULE
 );
 text_id!(
-    /// What a subscription is to: one event type, or all that begin alike (`task.*`).
+    /// What a subscription is to: one event type, or all that begin alike (`task.*`); several with commas
+    /// between.
     Topics, "a subscription", is_topics, TOPICS_RULE
 );
 
@@ -156,6 +156,13 @@ text_id!(
     /// The serial number of a certificate.
     Serial, "a serial number", is_serial, SERIAL_RULE
 );
+
+impl AgentId {
+    /// The member that an agent is in a group, and the group of its own.
+    pub fn as_name(&self) -> Name {
+        Name(self.0.clone())
+    }
+}
 
 /// Names a node for ever; never used twice. Written `n1`, `n2`, …
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -206,10 +213,10 @@ mod tests {
         for bad in ["task.completed", "task.v", "task.vx"] {
             assert!(EventType::parse(bad).is_err(), "{bad}");
         }
-        for good in ["task.completed.v1", "task.*", "task.completed.*"] {
+        for good in ["task.completed.v1", "task.*", "task.completed.*", "a.v1,b.*"] {
             assert!(Topics::parse(good).is_ok(), "{good}");
         }
-        for bad in ["*", ".*", "task.completed", "task*", "task.*.v1"] {
+        for bad in ["*", ".*", "task.completed", "task*", "task.*.v1", "a.v1,", "a.v1, b.v1"] {
             assert!(Topics::parse(bad).is_err(), "{bad}");
         }
         assert_eq!("n12".parse::<NodeId>(), Ok(NodeId(12)));

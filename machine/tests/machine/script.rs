@@ -7,7 +7,8 @@ use std::{collections::BTreeMap, fmt::Write as _};
 use reach_machine::{MemoryRows, Outcome, Position, Rows, Write, apply};
 use reach_protocol::{
     AgentState, Code, Command, Envelope, ErrorReply, EventType, Fact, Fingerprint, Json, MessageState, MsgId,
-    NodeId, Reply, Revocation, Revoked, Rules, StateReason, Target, TraceId, Warning,
+    NodeId, Registration, Reply, Revocation, Revoked, Rules, StateReason, Target, TraceId, Warning,
+    agent::{Since, Subscription},
     certificate::{REVOCATIONS_FEW, REVOCATIONS_MAX},
     codec::Encoded,
     command::{Decision, ExpiryPause, FailReason, Observed},
@@ -182,7 +183,10 @@ fn command(words: &Words<'_>, rows: &MemoryRows) -> Command {
             let declared = tags(words.named("tags").unwrap_or("x"));
             let slots = words.named_number("slots").unwrap_or(1) as u32;
             Command::Register {
-                registration: Box::new(build::registration(agent, declared, slots)),
+                registration: Box::new(Registration {
+                    subscriptions: subscriptions(words),
+                    ..build::registration(agent, declared, slots)
+                }),
                 instance: instance(run),
                 started_ms: words.named_number("started").unwrap_or(10),
                 author: words
@@ -391,6 +395,19 @@ fn command(words: &Words<'_>, rows: &MemoryRows) -> Command {
         },
         other => panic!("no command {other}"),
     }
+}
+
+/// `subscribe=TOPICS`, `TOPICS@GROUP`, `TOPICS@GROUP@earliest`, several with `+` between.
+fn subscriptions(words: &Words<'_>) -> Vec<Subscription> {
+    let all = words.named("subscribe").into_iter().flat_map(|text| text.split('+'));
+    let subscription = |text: &str| {
+        let mut parts = text.split('@');
+        let to = parts.next().unwrap().parse().unwrap();
+        let group = parts.next().filter(|group| !group.is_empty()).map(|group| Name::parse(group).unwrap());
+        let from = if parts.next() == Some("earliest") { Since::Earliest } else { Since::Latest };
+        Subscription { to, group, from }
+    };
+    all.map(subscription).collect()
 }
 
 fn event_type(text: &str) -> EventType {

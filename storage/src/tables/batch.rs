@@ -54,6 +54,8 @@ struct Overlay {
     event_marks: BTreeMap<MsgId, Option<EventMark>>,
     groups: BTreeMap<Name, Option<Arc<GroupRecord>>>,
     positions: BTreeMap<Name, BTreeMap<EventType, Option<Arc<GroupPosition>>>>,
+    /// Members with open events in positions that were written. They may have none by now.
+    held: BTreeMap<Name, BTreeSet<(Name, EventType)>>,
     waiting: i64,
     /// `None`: removed.
     revocations: BTreeMap<Revoked, Option<Arc<Revocation>>>,
@@ -142,6 +144,10 @@ impl Overlay {
             Write::PutPosition(position) => {
                 let positions = self.positions.entry(position.group.clone()).or_default();
                 positions.insert(position.event_type.clone(), Some(position.clone()));
+                for member in position.open.iter().filter_map(|open| open.member.as_ref()) {
+                    let place = (position.group.clone(), position.event_type.clone());
+                    self.held.entry(member.clone()).or_default().insert(place);
+                }
             }
             Write::RemovePosition { group, event_type } => {
                 self.positions.entry(group.clone()).or_default().insert(event_type.clone(), None);
@@ -288,6 +294,16 @@ impl<E: Engine> Rows for OpenBatch<'_, E> {
             Some(written) => written.clone(),
             None => self.store.live().positions.get(group)?.get(event_type).cloned(),
         }
+    }
+
+    fn held(&self, member: &Name) -> Vec<Arc<GroupPosition>> {
+        let mut places = self.store.live().held.get(member).cloned().unwrap_or_default();
+        places.extend(self.over.held.get(member).into_iter().flatten().cloned());
+        let positions = places.iter().filter_map(|(group, event_type)| self.position(group, event_type));
+        let is_held = |position: &Arc<GroupPosition>| {
+            position.open.iter().any(|open| open.member.as_ref() == Some(member))
+        };
+        positions.filter(is_held).collect()
     }
 
     fn waiting(&self) -> u64 {

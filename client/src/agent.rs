@@ -11,7 +11,8 @@ use std::{
 use futures_util::FutureExt;
 use reach_protocol::{
     AgentId, Capability, ErrorReply, InstanceId, Json, Name, Registration, Tag, Topics,
-    agent::{MAX_CONCURRENCY_DEFAULT, Subscription},
+    agent::{MAX_CONCURRENCY_DEFAULT, Since, Subscription},
+    event::DeliveredEvent,
 };
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -24,6 +25,7 @@ use crate::{
     connection::Connection,
     dispatch::{self, Ended, Handler, Work},
     error::Error,
+    events::{self, EventContext},
     inbox::Inbox,
     options::Options,
     session::{Book, Order, Session, Status, Stopped},
@@ -63,14 +65,19 @@ pub struct AgentBuilder {
     capabilities: Vec<(String, f64)>,
     declared: Vec<Capability>,
     metadata: Vec<(String, Json)>,
-    subscriptions: Vec<(String, Option<String>)>,
+    subscriptions: Vec<(String, Option<String>, Since)>,
     ttl: Option<Duration>,
     max_concurrency: u32,
     host: Option<String>,
     port: Option<u16>,
     inbox_dir: Option<PathBuf>,
     handler: Option<Handler>,
+    on_events: Option<events::Handler>,
+    events_at_once: usize,
 }
+
+/// Events that an agent works on at once, unless it says otherwise.
+const EVENTS_AT_ONCE_DEFAULT: usize = 8;
 
 impl AgentBuilder {
     fn new(agent_id: Option<String>) -> Self {
@@ -86,6 +93,8 @@ impl AgentBuilder {
             port: None,
             inbox_dir: None,
             handler: None,
+            on_events: None,
+            events_at_once: EVENTS_AT_ONCE_DEFAULT,
         }
     }
 
@@ -102,9 +111,36 @@ impl AgentBuilder {
     }
 
     /// Events it wants: a type with its version, or a prefix such as `task.*`. Without a group it has
-    /// one of its own and sees every event. Declared and shown in this version; delivered by a later one.
-    pub fn subscribe(mut self, to: impl Into<String>, group: Option<&str>) -> Self {
-        self.subscriptions.push((to.into(), group.map(str::to_owned)));
+    /// one of its own and sees every event. A group that is not there is made, and begins with what is
+    /// published from then on. The events go to the handler given by [`AgentBuilder::on_events`];
+    /// without one, the agent pulls them by itself.
+    pub fn subscribe(self, to: impl Into<String>, group: Option<&str>) -> Self {
+        self.subscribe_from(to, group, Since::Latest)
+    }
+
+    /// The same, where a group that is made may begin with the first event that is kept.
+    pub fn subscribe_from(mut self, to: impl Into<String>, group: Option<&str>, from: Since) -> Self {
+        self.subscriptions.push((to.into(), group.map(str::to_owned), from));
+        self
+    }
+
+    /// Runs on every event that the groups of its subscriptions hand to it, on the runtime that
+    /// `connect` is called on. `Ok`: it is done. An error: it comes again, to any member, after 1 s, 4 s,
+    /// 16 s, then a minute, and its text stands in the dead letters; say no content in it. An event comes
+    /// at least once; while the handler runs, its ack wait is extended. What has not begun when the agent
+    /// drains goes back.
+    pub fn on_events<F, R>(mut self, handler: F) -> Self
+    where
+        F: Fn(DeliveredEvent, EventContext) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<(), Failure>> + Send + 'static,
+    {
+        self.on_events = Some(Arc::new(move |event, context| handler(event, context).boxed()));
+        self
+    }
+
+    /// Events it works on at once. Default 8; with 1 they are worked on in their order.
+    pub fn events_at_once(mut self, events: usize) -> Self {
+        self.events_at_once = events;
         self
     }
 
@@ -161,7 +197,10 @@ impl AgentBuilder {
     pub async fn connect(self, options: Options) -> Result<RunningAgent, Error> {
         let started = Started::now();
         let deadline = Instant::now() + options.connect_timeout;
+        let concurrency = self.events_at_once;
+        let on_events = self.on_events.clone().map(|handler| events::Declared { handler, concurrency });
         let (agent_id, registration, inbox_dir, handler) = self.checked()?;
+        let (door, events_queue) = on_events.as_ref().map(|declared| events::door(declared.window())).unzip();
         let instance: InstanceId = made("i", InstanceId::parse);
         let slots = registration.max_concurrency as usize;
         let (work, work_queue) = mpsc::channel(slots + ECHOES_MAX);
@@ -181,6 +220,7 @@ impl AgentBuilder {
             orders: order_queue,
             status,
             abort: abort.clone(),
+            events: door,
         };
         let (opened, opening) = oneshot::channel();
         // A thread of its own, so that heartbeats go on whatever the handlers do to their runtime.
@@ -191,6 +231,9 @@ impl AgentBuilder {
         let guard = abort.clone().drop_guard();
         let (agent_id, client) = opening.await.map_err(|_| Error::Closed)??;
         tokio::spawn(dispatch::dispatch(agent_id.clone(), instance.clone(), handler, work_queue, ended));
+        if let (Some(declared), Some(queue)) = (on_events, events_queue) {
+            tokio::spawn(events::run(declared, client.clone(), agent_id.clone(), queue));
+        }
         let agent = RunningAgent { agent_id, instance, client, orders, statuses, abort, _guard: guard };
         match agent.attached(deadline).await {
             Ok(()) => Ok(agent),
@@ -214,10 +257,10 @@ impl AgentBuilder {
         let placeholder = AgentId::parse("unnamed").expect("letters are legal in an id");
         let mut capabilities = capabilities.collect::<Result<Vec<_>, Error>>()?;
         capabilities.extend(self.declared);
-        let subscriptions = self.subscriptions.iter().map(|(to, group)| {
+        let subscriptions = self.subscriptions.iter().map(|(to, group, from)| {
             let wrong = |error| invalid(&format!("subscription {to}"), &error);
             let group = group.as_deref().map(Name::parse).transpose().map_err(wrong)?;
-            Ok(Subscription { to: Topics::parse(to).map_err(wrong)?, group })
+            Ok(Subscription { to: Topics::parse(to).map_err(wrong)?, group, from: *from })
         });
         let mut registration = Registration::new(agent_id.clone().unwrap_or(placeholder), capabilities);
         registration.max_concurrency = self.max_concurrency;
@@ -232,6 +275,9 @@ impl AgentBuilder {
         let missing = |what: &str| Error::Invalid(format!("an agent needs {what}"));
         let inbox_dir = self.inbox_dir.ok_or_else(|| missing("an inbox_dir of its own"))?;
         let handler = self.handler.ok_or_else(|| missing("a handler"))?;
+        if self.events_at_once == 0 {
+            return Err(Error::Invalid("events_at_once: give at least 1".into()));
+        }
         Ok((agent_id, registration, inbox_dir, handler))
     }
 }
@@ -259,6 +305,7 @@ struct Start {
     orders: mpsc::Receiver<Order>,
     status: watch::Sender<Status>,
     abort: CancellationToken,
+    events: Option<events::Door>,
 }
 
 impl Start {
@@ -315,6 +362,7 @@ impl Start {
             ended: self.ended,
             status: self.status,
             book: Book::default(),
+            events: self.events,
         };
         Ok((session, found))
     }

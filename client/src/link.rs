@@ -292,9 +292,10 @@ impl Link {
             return;
         }
         let Some(pushes) = pushes else { return };
-        let repeated = matches!(frame, NodeFrame::Deliver(_) | NodeFrame::Echo { .. });
+        let repeated =
+            matches!(frame, NodeFrame::Deliver(_) | NodeFrame::Echo { .. } | NodeFrame::Events { .. });
         if pushes.try_send(Push { link: self.clone(), frame }).is_err() && !repeated {
-            // Deliveries and echoes come again by themselves. Anything else would be missed;
+            // Deliveries, echoes and events come again by themselves. Anything else would be missed;
             // attaching anew makes up for it.
             warn!(node = %self.welcome.node_id, "the agent's session fell behind its node");
             self.leave("the session fell behind");

@@ -27,6 +27,7 @@ use crate::{
     dispatch::{Ended, Work},
     entry::{Entry, Stage, wrong},
     error::Error,
+    events::{Arrived, Door},
     inbox::{Inbox, InboxError, StoredTask},
     link::{Beat, Link, Push},
     steps::{self, Run, Step},
@@ -94,6 +95,8 @@ pub(crate) struct Session {
     pub(crate) ended: mpsc::Receiver<Ended>,
     pub(crate) status: watch::Sender<Status>,
     pub(crate) book: Book,
+    /// Of an agent that has a handler of events.
+    pub(crate) events: Option<Door>,
 }
 
 /// What the session knows of its tasks.
@@ -124,7 +127,8 @@ impl Session {
         states.mark_changed();
         let stopped = loop {
             let leaving = self.book.leaving;
-            if leaving.is_some_and(|deadline| self.book.entries.is_empty() || deadline <= Instant::now()) {
+            let is_done = self.book.entries.is_empty() && self.events.as_ref().is_none_or(Door::is_idle);
+            if leaving.is_some_and(|deadline| is_done || deadline <= Instant::now()) {
                 break Stopped::Asked;
             }
             let flow = tokio::select! {
@@ -152,6 +156,7 @@ impl Session {
                     None => Err(Stopped::Failed("the agent's runtime has ended".into())),
                 },
                 Some(push) = self.pushes.recv() => self.on_push(push),
+                () = changed(&mut self.events), if leaving.is_some() => Ok(()),
                 () = sleep_until(leaving.unwrap_or_else(Instant::now)), if leaving.is_some() => Ok(()),
             };
             if let Err(stopped) = flow {
@@ -171,7 +176,13 @@ impl Session {
                 self.book.running -= 1;
             }
         };
-        let _ = timeout(FAREWELL, gone).await;
+        let events = self.events.take();
+        let closed = async {
+            if let Some(events) = events {
+                events.close().await;
+            }
+        };
+        let _ = timeout(FAREWELL, async { tokio::join!(gone, closed) }).await;
         if *stopped == Stopped::Asked
             && let Err(error) = self.run.detach(Instant::now() + FAREWELL).await
         {
@@ -191,7 +202,9 @@ impl Session {
                 self.book.early.clear();
                 let held =
                     self.book.entries.iter().filter_map(|(msg_id, entry)| entry.held(msg_id)).collect();
-                self.book.steps.spawn(self.run.clone().attach(link, held));
+                let events = self.events.as_ref().filter(|_| !self.book.draining);
+                let window = events.map_or(0, |events| events.window);
+                self.book.steps.spawn(self.run.clone().attach(link, held, window));
             }
             State::Up(_) => {}
             State::Down(_) | State::Closed => {
@@ -289,6 +302,12 @@ impl Session {
             }
             NodeFrame::Fenced { agent_id, error } if agent_id == self.run.agent_id => {
                 Err(Stopped::Fenced(error))
+            }
+            NodeFrame::Events { agent_id, group, ack_wait_ms, events } if agent_id == self.run.agent_id => {
+                if let Some(door) = &self.events {
+                    door.take(Arrived { group, ack_wait: Duration::from_millis(ack_wait_ms), events });
+                }
+                Ok(())
             }
             frame @ (NodeFrame::Deliver(_) | NodeFrame::Cancel { .. }) => {
                 if self.book.attached.is_some() {
@@ -632,6 +651,9 @@ impl Session {
 
     fn on_order(&mut self, order: Order) {
         self.book.draining = true;
+        if let Some(events) = &self.events {
+            events.drain();
+        }
         self.show();
         let run = self.run.clone();
         match order {
@@ -649,6 +671,13 @@ impl Session {
                     .spawn(async move { Step::Asked { stored: Ok(()), answer: run.drain().await } });
             }
         }
+    }
+}
+
+async fn changed(events: &mut Option<Door>) {
+    match events {
+        Some(events) => events.changed().await,
+        None => std::future::pending().await,
     }
 }
 

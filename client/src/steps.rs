@@ -83,12 +83,17 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    pub(crate) async fn attach(self, link: Arc<Link>, held: Vec<Held>) -> Step {
-        let answer = self.attach_over(&link, held.clone()).await;
+    pub(crate) async fn attach(self, link: Arc<Link>, held: Vec<Held>, window: u32) -> Step {
+        let answer = self.attach_over(&link, held.clone(), window).await;
         Step::Attached { link, held, answer }
     }
 
-    async fn attach_over(&self, link: &Link, held: Vec<Held>) -> Result<(Vec<Verdict>, Beat), Error> {
+    async fn attach_over(
+        &self,
+        link: &Link,
+        held: Vec<Held>,
+        window: u32,
+    ) -> Result<(Vec<Verdict>, Beat), Error> {
         let deadline = Instant::now() + ATTACH_MAX;
         let (agent_id, instance) = (self.agent_id.clone(), self.instance.clone());
         let request = Request::Register {
@@ -101,7 +106,8 @@ impl Run {
             _ => return Err(Error::Unexpected { asked: "registration" }),
         };
         let expected = held.len();
-        let request = Request::Attach { agent_id: agent_id.clone(), instance: instance.clone(), held };
+        let request =
+            Request::Attach { agent_id: agent_id.clone(), instance: instance.clone(), held, window };
         match self.connection.request_over(link, &request, deadline).await? {
             Answer::Attached { verdicts } if verdicts.len() == expected => {
                 // Also with a TTL of its own: a beat that is not answered tells of a lost node.

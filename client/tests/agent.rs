@@ -16,7 +16,8 @@ use fake::{Cluster, Node, Peer, agent_id, envelope, finished, msg_id, worker};
 use reach_client::{
     Done, Error, Failure, InboxError, RunningAgent, Status, Stopped, Task,
     protocol::{
-        Capability, Code, ErrorReply, Json,
+        Capability, Code, ErrorReply, EventRow, Json, Stamp,
+        event::{DeliveredEvent, Span, Word},
         frame::{Answer, ClientFrame, Held, NodeFrame, Request, Verdict},
     },
 };
@@ -594,4 +595,121 @@ async fn what_an_agent_declares_is_what_it_registers() {
         let error = wrong.handler(idle).connect(cluster.agent(&[&node])).await.map(|_| ()).unwrap_err();
         assert!(matches!(&error, Error::Invalid(reason) if reason.contains(part)), "{error}");
     }
+}
+
+fn pushed(ack_wait_ms: u64, offsets: std::ops::Range<u64>) -> NodeFrame {
+    let event = |offset| EventRow {
+        event_type: "load.v1".parse().unwrap(),
+        offset,
+        at: Stamp::default(),
+        msg_id: None,
+        trace_id: Some("t9".parse().unwrap()),
+        source: None,
+        key: None,
+        bytes_before: 0,
+        data: Json::null(),
+    };
+    let events = offsets.map(|offset| DeliveredEvent { event: event(offset), deliveries: 1 }).collect();
+    NodeFrame::Events { agent_id: agent_id(), group: "crew".parse().unwrap(), ack_wait_ms, events }
+}
+
+/// The next word on events, answered: its name, and the offsets that it is on.
+async fn word(peer: &mut Peer) -> (String, Vec<Span>) {
+    let (id, request) = peer.request().await;
+    let Request::Say { group, member, about, word } = request else { panic!("{request:?}") };
+    assert_eq!((group.as_str(), member.as_str()), ("crew", agent_id().as_str()));
+    peer.answer(id, Answer::Heard(1));
+    let name = match word {
+        Word::Nack { delay_ms, cause } => format!("nack after {delay_ms} ms: {cause}"),
+        other => format!("{other:?}"),
+    };
+    (name, about.into_iter().flat_map(|(_, spans)| spans).collect())
+}
+
+#[tokio::test]
+async fn an_event_is_worked_on_and_answered_for() {
+    let cluster = Cluster::new();
+    let node = cluster.node(1);
+    let dir = tempfile::tempdir().unwrap();
+    let go = Arc::new(Semaphore::new(0));
+    let gate = go.clone();
+    let builder = worker(&dir)
+        .subscribe("load.*", Some("crew"))
+        .events_at_once(1)
+        .on_events(move |delivered, context| {
+            let gate = gate.clone();
+            async move {
+                assert_eq!(context.group().as_str(), "crew");
+                gate.acquire().await.unwrap().forget();
+                match delivered.event.offset {
+                    1 => Err(Failure::Error("no use".into())),
+                    3 => panic!("on purpose"),
+                    _ => Ok(()),
+                }
+            }
+        })
+        .handler(|_: Task| async { Ok(Done::new(Json::null())) });
+    let agent = tokio::spawn(builder.connect(cluster.agent(&[&node])));
+    let mut peer = node.accept().await;
+    peer.register().await;
+    let (id, request) = peer.request().await;
+    assert!(matches!(request, Request::Attach { window: 2, .. }), "{request:?}");
+    peer.answer(id, Answer::Attached { verdicts: vec![] });
+    let agent = agent.await.unwrap().unwrap();
+    let span = |from| vec![Span { from, to: from + 1 }];
+
+    peer.push(pushed(60_000, 0..1));
+    go.add_permits(1);
+    assert_eq!(word(&mut peer).await, ("Ack".into(), span(0)));
+    peer.push(pushed(60_000, 1..2));
+    go.add_permits(1);
+    assert_eq!(word(&mut peer).await, ("nack after 1000 ms: no use".into(), span(1)));
+    peer.push(pushed(60_000, 3..4));
+    go.add_permits(1);
+    assert_eq!(word(&mut peer).await, ("nack after 1000 ms: the handler panicked".into(), span(3)));
+
+    // What runs for long keeps its place; what has not begun goes to others.
+    peer.push(pushed(400, 4..6));
+    let mut words = [word(&mut peer).await, word(&mut peer).await];
+    words.sort();
+    assert_eq!(words, [("Extend".into(), span(4)), ("GiveBack".into(), span(5))]);
+
+    // Who leaves begins nothing, and ends what runs.
+    peer.push(pushed(60_000, 6..7));
+    peer.settle().await;
+    let stopped = tokio::spawn(agent.shutdown());
+    let (mut given_back, mut drained) = (false, false);
+    while !(given_back && drained) {
+        let (id, request) = peer.request().await;
+        let answer = match request {
+            Request::Say { word: Word::GiveBack, .. } => {
+                given_back = true;
+                Answer::Heard(1)
+            }
+            Request::Say { word: Word::Extend, .. } => Answer::Heard(1),
+            Request::Drain { .. } => {
+                drained = true;
+                Answer::Done
+            }
+            other => panic!("{other:?}"),
+        };
+        peer.answer(id, answer);
+    }
+    go.add_permits(1);
+    loop {
+        let (id, request) = peer.request().await;
+        match request {
+            Request::Say { word: Word::Ack, about, .. } => {
+                assert_eq!(about[0].1, span(4));
+                peer.answer(id, Answer::Heard(1));
+                break;
+            }
+            Request::Say { word: Word::Extend, .. } => peer.answer(id, Answer::Heard(1)),
+            other => panic!("{other:?}"),
+        }
+    }
+    let (id, request) = peer.request().await;
+    assert!(matches!(request, Request::Detach { .. }), "{request:?}");
+    peer.answer(id, Answer::Done);
+    assert_eq!(stopped.await.unwrap(), Stopped::Asked);
 }

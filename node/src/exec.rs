@@ -1,4 +1,4 @@
-//! Any program as an agent: a command per task. It reads the envelope as JSON from its standard
+//! Any program as an agent: a command per task, and per event it subscribes to. It reads the envelope as JSON from its standard
 //! input and writes its result to standard output; file descriptor 3 takes one JSON object a line
 //! (`excerpt`, `cost`, `progress`); its exit status says how it went.
 
@@ -7,7 +7,7 @@ use std::{process::Stdio, sync::Arc, time::Duration};
 use command_fds::{CommandFdExt, FdMapping};
 use reach_client::{Agent, Done, Failure, RunningAgent, Status, Stopped, Task};
 use reach_config::Contexts;
-use reach_protocol::{AgentId, Json, Limits, Money};
+use reach_protocol::{AgentId, Json, Limits, Money, Name, event::DeliveredEvent};
 use serde::Deserialize;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
@@ -20,6 +20,7 @@ use crate::{
         args::{AgentsRun, ExcerptFrom, Global},
     },
     guard::Guard,
+    show,
 };
 
 /// The descriptor for what is said beside the result.
@@ -70,6 +71,24 @@ pub async fn serve(args: &AgentsRun, contexts: &Contexts, global: &Global) -> Re
     }
     if let Ok(host) = std::fs::read_to_string("/etc/hostname") {
         agent = agent.host(host.trim());
+    }
+    if !args.subscriptions.is_empty() {
+        agent = agent.events_at_once(args.slots as usize);
+        for (to, group) in &args.subscriptions {
+            agent = agent.subscribe(to.as_str(), group.as_deref());
+        }
+        let (program, agent_id) = (program.clone(), agent_id.clone());
+        agent = agent.on_events(move |event, context| {
+            let (program, agent_id) = (program.clone(), agent_id.clone());
+            async move {
+                let place = format!("event {} of {}", event.event.offset, event.event.event_type);
+                let ended = program.run_on_event(&event, context.group()).await;
+                if let Err(failure) = &ended {
+                    eprintln!("{agent_id}: {} {place}; it comes again, or is a dead letter", what(failure));
+                }
+                ended
+            }
+        });
     }
     let remarks = agent_id.clone();
     let handler = move |task: Task| {
@@ -181,6 +200,40 @@ struct Said {
 
 impl Program {
     pub async fn run(self: Arc<Self>, task: Task) -> Result<Done, Failure> {
+        let variables = [
+            ("AGENT_REACH_MSG_ID", task.msg_id.to_string()),
+            ("AGENT_REACH_TRACE_ID", task.trace_id.to_string()),
+            ("AGENT_REACH_ATTEMPT", task.attempt.to_string()),
+            ("AGENT_REACH_RESUMED", u8::from(task.resumed).to_string()),
+        ];
+        let (result, said) = self.execute(&variables, task.envelope.to_json().to_string()).await?;
+        let result = result.map_err(|error| Failure::Error(format!("its output: {error}")))?;
+        let said = said.map_err(Failure::Error)?;
+        let text = String::from_utf8(result)
+            .map_err(|_| Failure::Error("its output is not UTF-8 text: write JSON or text".into()))?;
+        Ok(self.done(&text, said, Limits::default().excerpt_bytes))
+    }
+
+    /// The same for an event. What it writes goes nowhere; its exit status says whether it is done.
+    async fn run_on_event(self: Arc<Self>, delivered: &DeliveredEvent, group: &Name) -> Result<(), Failure> {
+        let event = &delivered.event;
+        let mut variables = vec![
+            ("AGENT_REACH_EVENT_TYPE", event.event_type.to_string()),
+            ("AGENT_REACH_OFFSET", event.offset.to_string()),
+            ("AGENT_REACH_GROUP", group.to_string()),
+            ("AGENT_REACH_DELIVERIES", delivered.deliveries.to_string()),
+        ];
+        variables.extend(event.msg_id.as_ref().map(|msg_id| ("AGENT_REACH_MSG_ID", msg_id.to_string())));
+        variables.extend(event.trace_id.as_ref().map(|id| ("AGENT_REACH_TRACE_ID", id.to_string())));
+        self.execute(&variables, show::delivered_json(delivered).to_string()).await.map(|_| ())
+    }
+
+    /// Runs the command once: its output, and what it said on the side.
+    async fn execute(
+        &self,
+        variables: &[(&str, String)],
+        input: String,
+    ) -> Result<(std::io::Result<Vec<u8>>, Result<Said, String>), Failure> {
         let limits = Limits::default();
         let failed = |what: &str, error: std::io::Error| Failure::Error(format!("{what}: {error}"));
 
@@ -189,10 +242,7 @@ impl Program {
         let mut command = Command::new(&self.program);
         command
             .args(&self.args)
-            .env("AGENT_REACH_MSG_ID", task.msg_id.as_str())
-            .env("AGENT_REACH_TRACE_ID", task.trace_id.as_str())
-            .env("AGENT_REACH_ATTEMPT", task.attempt.to_string())
-            .env("AGENT_REACH_RESUMED", if task.resumed { "1" } else { "0" })
+            .envs(variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -207,10 +257,9 @@ impl Program {
         drop(command);
 
         let mut stdin = child.stdin.take().expect("asked for above");
-        let envelope = task.envelope.to_json().to_string();
         let feed = async move {
             // A command that doesn't read its input is within its rights.
-            let _ = stdin.write_all(envelope.as_bytes()).await;
+            let _ = stdin.write_all(input.as_bytes()).await;
             let _ = stdin.shutdown().await;
         };
         let stdout = child.stdout.take().expect("asked for above");
@@ -225,19 +274,12 @@ impl Program {
         let status = status.map_err(|error| failed(&self.program, error))?;
         guard.leave().await;
         match status.code() {
-            Some(0) => {}
-            Some(UNPARSEABLE) => {
-                return Err(Failure::Unparseable(words(&last_words, "it can't parse the content")));
-            }
-            Some(REFUSED) => return Err(Failure::Refused(words(&last_words, "it refuses the task"))),
-            Some(BUSY) => return Err(Failure::Busy(words(&last_words, "it is busy"))),
-            _ => return Err(Failure::Error(format!("{status}; {}", words(&last_words, "it said nothing")))),
+            Some(0) => Ok((result, said)),
+            Some(UNPARSEABLE) => Err(Failure::Unparseable(words(&last_words, "it can't parse the content"))),
+            Some(REFUSED) => Err(Failure::Refused(words(&last_words, "it refuses the task"))),
+            Some(BUSY) => Err(Failure::Busy(words(&last_words, "it is busy"))),
+            _ => Err(Failure::Error(format!("{status}; {}", words(&last_words, "it said nothing")))),
         }
-        let result = result.map_err(|error| failed("its output", error))?;
-        let said = said.map_err(Failure::Error)?;
-        let text = String::from_utf8(result)
-            .map_err(|_| Failure::Error("its output is not UTF-8 text: write JSON or text".into()))?;
-        Ok(self.done(&text, said, limits.excerpt_bytes))
     }
 
     /// JSON output is the result; any other text is a JSON string of it. The excerpt is a line of it

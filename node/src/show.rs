@@ -16,7 +16,9 @@ use serde_json::{Value, json};
 
 use crate::node;
 
-pub use events::{done, event_line, events, group, groups, heard, published, pulled, topic, topics};
+pub use events::{
+    delivered_json, done, event_line, events, group, groups, heard, published, pulled, topic, topics,
+};
 
 /// What a command prints: `-o json` takes the value, a table the rest.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -246,9 +248,8 @@ pub fn agent(view: &AgentView) -> Shown {
         }
         rows.push(vec!["capability".into(), words]);
     }
-    for subscription in &registration.subscriptions {
-        let group = subscription.group.as_ref().map_or(String::new(), |group| format!(" in group {group}"));
-        rows.push(vec!["subscribed to".into(), format!("{}{group}", subscription.to)]);
+    for (group, topics) in registration.groups() {
+        rows.push(vec!["member of".into(), format!("{group}, which reads {topics}")]);
     }
     for (key, value) in &registration.metadata {
         rows.push(vec!["metadata".into(), format!("{key} = {}", value.as_str())]);

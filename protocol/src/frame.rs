@@ -56,6 +56,14 @@ pub enum NodeFrame {
     },
     /// A task for an agent attached to this link; sent again until it is `received`.
     Deliver(Box<Delivery<Encoded<Envelope>>>),
+    /// Events for an agent attached to this link, as a member of a group. Each is answered by a
+    /// `Request::Say` within the ack wait, or may go to another member.
+    Events {
+        agent_id: AgentId,
+        group: Name,
+        ack_wait_ms: u64,
+        events: Vec<DeliveredEvent>,
+    },
     /// Stop the attempt, forget it, and answer with `Request::Release`.
     Cancel {
         agent_id: AgentId,
@@ -133,11 +141,13 @@ pub enum Request {
         instance: InstanceId,
         uptime_ms: u64,
     },
-    /// Makes this link the agent's session and says which attempts it holds.
+    /// Makes this link the agent's session and says which attempts it holds. `window`: events of its
+    /// groups that it takes unanswered over this link; 0 where it asks for them itself.
     Attach {
         agent_id: AgentId,
         instance: InstanceId,
         held: Vec<Held>,
+        window: u32,
     },
     /// No new tasks, please.
     Drain {

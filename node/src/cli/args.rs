@@ -296,7 +296,9 @@ pub enum AgentsCommand {
 #[derive(Clone, Debug, clap::Args)]
 #[command(
     after_help = "The command's exit status says how the task went: 0 completed · 65 can't parse it · 69 refused · 75 busy · \
-        any other failed, with its last words on standard error as the reason. On file descriptor 3 it may write one JSON \
+        any other failed, with its last words on standard error as the reason. An event is done with 0, and comes again with any \
+        other; the command knows it by AGENT_REACH_EVENT_TYPE, AGENT_REACH_OFFSET, AGENT_REACH_GROUP and \
+        AGENT_REACH_DELIVERIES. On file descriptor 3 it may write one JSON \
         object a line: {\"excerpt\": \"…\"}, {\"cost\": 0.02}, {\"progress\": …}."
 )]
 pub struct AgentsRun {
@@ -306,7 +308,11 @@ pub struct AgentsRun {
     /// Its id. Default: made of the host's name and the command's.
     #[arg(long, value_name = "ID")]
     pub id: Option<AgentId>,
-    /// Tasks it runs at once.
+    /// Events that the command is run for too: a type with its version or a prefix as in task.*, and the group whose
+    /// members share them. Without a group, one named by the agent's id. May be repeated.
+    #[arg(long = "subscribe", value_name = "TOPICS[=GROUP]", value_parser = values::subscription)]
+    pub subscriptions: Vec<(Topics, Option<Name>)>,
+    /// Tasks it runs at once, and as many events.
     #[arg(long, value_name = "N", default_value_t = agent::MAX_CONCURRENCY_DEFAULT,
         value_parser = clap::value_parser!(u32).range(1..=i64::from(agent::MAX_CONCURRENCY_MAX)))]
     pub slots: u32,

@@ -9,7 +9,7 @@ use std::{
 };
 
 use reach_protocol::{
-    AgentState, Capability, ErrorReply, Json, Tag, agent,
+    AgentState, Capability, ErrorReply, Json, Name, Tag, Topics, agent,
     envelope::EXPIRES_IN_MAX_MS,
     event::{Span, Start},
     limits::BODY_MAX,
@@ -110,6 +110,13 @@ pub fn pair(text: &str) -> Result<(String, String), String> {
         Some((key, value)) if !key.is_empty() => Ok((key.to_string(), value.to_string())),
         _ => Err("write KEY=VALUE, such as owner=sre_team".to_string()),
     }
+}
+
+/// Reads `TOPICS` or `TOPICS=GROUP`.
+pub fn subscription(text: &str) -> Result<(Topics, Option<Name>), String> {
+    let (topics, group) = text.split_once('=').map_or((text, None), |(topics, group)| (topics, Some(group)));
+    let topics = Topics::parse(topics).map_err(|error| error.to_string())?;
+    Ok((topics, group.map(Name::parse).transpose().map_err(|error| error.to_string())?))
 }
 
 pub fn agent_state(text: &str) -> Result<AgentState, String> {

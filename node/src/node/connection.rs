@@ -183,7 +183,7 @@ impl Client {
                 return Some(Err(ErrorReply::new(Code::StaleInstance, error.message)));
             }
         }
-        if let Request::Attach { agent_id, instance, held } = request {
+        if let Request::Attach { agent_id, instance, held, window } = request {
             let ready = match acts_for(&self.principal, &agent_id) {
                 Ok(()) => self.shared.read_barrier(deadline).await,
                 Err(error) => Err(error),
@@ -191,7 +191,8 @@ impl Client {
             return match ready {
                 Ok(()) => {
                     self.attaches(&agent_id, &instance);
-                    self.shared.delivery.attach(agent_id, instance, held, self.line.clone(), id).await;
+                    let line = self.line.clone();
+                    self.shared.delivery.attach(agent_id, instance, held, window, line, id).await;
                     None
                 }
                 Err(error) => Some(Err(error)),

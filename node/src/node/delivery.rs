@@ -24,7 +24,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Shared, heartbeat::POLLS_FORGOTTEN_MS};
+use super::{Shared, heartbeat::POLLS_FORGOTTEN_MS, push::Push};
 
 /// How often unreceived tasks are looked at.
 const SWEEP_EVERY: Duration = Duration::from_millis(250);
@@ -63,7 +63,7 @@ const POLLS_MAX: usize = 16;
 #[derive(Debug)]
 enum Ask {
     Poll { agent_id: AgentId, instance: InstanceId, max: usize, waits: bool, answer: oneshot::Sender<Polled> },
-    Attach { agent_id: AgentId, instance: InstanceId, held: Vec<Held>, line: Line, request: u64 },
+    Attach { agent_id: AgentId, instance: InstanceId, held: Vec<Held>, window: u32, line: Line, request: u64 },
     Detach { agent_id: AgentId, instance: InstanceId },
     Closed { connection: u64 },
     Goodbye,
@@ -94,10 +94,11 @@ impl Handle {
         agent_id: AgentId,
         instance: InstanceId,
         held: Vec<Held>,
+        window: u32,
         line: Line,
         request: u64,
     ) {
-        let _ = self.asks.send(Ask::Attach { agent_id, instance, held, line, request }).await;
+        let _ = self.asks.send(Ask::Attach { agent_id, instance, held, window, line, request }).await;
     }
 
     /// Asks for tasks as an agent over HTTP does: for those that are there, or for the first that
@@ -151,8 +152,8 @@ pub async fn run(shared: Arc<Shared>, mut inbox: Inbox) {
                 Step::Closed => return,
             },
             ask = inbox.asks.recv() => match ask {
-                Some(Ask::Attach { agent_id, instance, held, line, request }) => {
-                    sessions.attach(agent_id, instance, &held, line, request);
+                Some(Ask::Attach { agent_id, instance, held, window, line, request }) => {
+                    sessions.attach(agent_id, instance, &held, window, line, request);
                 }
                 Some(Ask::Poll { agent_id, instance, max, waits, answer }) => {
                     sessions.poll(agent_id, instance, max, waits, answer);
@@ -183,6 +184,8 @@ struct Session {
     way: Way,
     /// Matched and not yet `received`; bounded by the agent's slots.
     open: BTreeMap<MsgId, Open>,
+    /// Of events, where it takes them over its link.
+    push: Option<Push>,
 }
 
 /// The agents of one connection, whose loops are asked together.
@@ -303,10 +306,14 @@ impl Sessions {
                 self.fence(agent_id, instance, "a later run of this agent took its place")
             }
             Fact::Removed { agent_id, instance } => self.fence(agent_id, instance, "this agent was removed"),
-            Fact::Registered(_)
-            | Fact::LivenessChanged(_)
-            | Fact::DrainChanged(_)
-            | Fact::Submitted(_)
+            // It may have other groups now, or be ready for events again.
+            Fact::Registered(record) | Fact::LivenessChanged(record) | Fact::DrainChanged(record) => {
+                if let Some(push) = self.sessions.get(record.agent_id()).and_then(|known| known.push.as_ref())
+                {
+                    push.window.look_again();
+                }
+            }
+            Fact::Submitted(_)
             | Fact::Dispatched(_)
             | Fact::Freed { .. }
             | Fact::RulesChanged(_)
@@ -365,7 +372,7 @@ impl Sessions {
         if !polls_already {
             self.drop_session(&agent_id);
             let way = Way::Polls { waiting: VecDeque::new(), asked_ms: now_ms };
-            let session = Session { instance, way, open: BTreeMap::new() };
+            let session = Session { instance, way, open: BTreeMap::new(), push: None };
             self.sessions.insert(agent_id.clone(), session);
             self.list_unreceived(&agent_id);
         }
@@ -441,7 +448,15 @@ impl Sessions {
         }
     }
 
-    fn attach(&mut self, agent_id: AgentId, instance: InstanceId, held: &[Held], line: Line, request: u64) {
+    fn attach(
+        &mut self,
+        agent_id: AgentId,
+        instance: InstanceId,
+        held: &[Held],
+        window: u32,
+        line: Line,
+        request: u64,
+    ) {
         if let Err(error) = self.shared.must_be_current(&agent_id, &instance) {
             line.respond(request, Err(error));
             return;
@@ -457,7 +472,8 @@ impl Sessions {
             echo_due_ms: now_ms,
         });
         attached.agents.insert(agent_id.clone());
-        let session = Session { instance, way: Way::Link(line), open: BTreeMap::new() };
+        let push = Push::start(&self.shared, &agent_id, &instance, &line, window);
+        let session = Session { instance, way: Way::Link(line), open: BTreeMap::new(), push };
         self.sessions.insert(agent_id.clone(), session);
         self.list(&agent_id, held);
         self.release_what_is_over(&agent_id, held);
@@ -574,6 +590,9 @@ impl Sessions {
             let open: Vec<MsgId> = self.sessions[&agent_id].open.keys().cloned().collect();
             open.iter().for_each(|msg_id| self.forget(msg_id));
             self.list_unreceived(&agent_id);
+            if let Some(push) = self.sessions.get(&agent_id).and_then(|session| session.push.as_ref()) {
+                push.window.look_again();
+            }
         }
     }
 

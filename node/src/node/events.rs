@@ -2,7 +2,7 @@
 //! here, and whoever waits for an event is woken when it has been applied.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     ops::Bound,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
@@ -15,7 +15,7 @@ use reach_protocol::{
     command::TRIM_MAX,
     event::{
         DeliveredEvent, EVENTS_BYTES_MAX, EVENTS_MAX, GroupPosition, GroupRecord, GroupView, HandedOut,
-        NewEvent, OPEN_MAX, PositionView, PullId, Span, Start, TopicRecord, Word,
+        MemberView, NewEvent, OPEN_MAX, PositionView, PullId, Span, Start, TopicRecord, Word,
     },
     frame::Answer,
 };
@@ -27,7 +27,7 @@ use super::{Shared, ingress::made, read::page};
 /// Bytes of events in one answer, so that it stays below the largest frame.
 const ANSWER_BYTES_MAX: usize = 3 << 20;
 /// How often a member at its cap looks whether it may have more.
-const AT_CAP_EVERY: Duration = Duration::from_millis(250);
+pub const AT_CAP_EVERY: Duration = Duration::from_millis(250);
 
 /// How often topics are looked at for what they need not keep.
 const RETAIN_EVERY: Duration = Duration::from_secs(5);
@@ -51,12 +51,18 @@ impl Bells {
         self.lock().topics.entry(event_type.clone()).or_default().clone()
     }
 
-    fn group(&self, record: &GroupRecord) -> Arc<Notify> {
-        let new = || (record.topics.clone(), Arc::default());
+    /// The bell of a group, whether there is one already or not.
+    pub fn named(&self, group: &Name, topics: &Topics) -> Arc<Notify> {
+        let new = || (topics.clone(), Arc::default());
         let mut waiting = self.lock();
-        let entry = waiting.groups.entry(record.group.clone()).or_insert_with(new);
-        entry.0 = record.topics.clone();
+        let entry = waiting.groups.entry(group.clone()).or_insert_with(new);
+        entry.0 = topics.clone();
         entry.1.clone()
+    }
+
+    /// Forgets the bells of groups that nobody holds any longer.
+    pub fn tidy(&self) {
+        self.lock().groups.retain(|_, (_, bell)| Arc::strong_count(bell) > 1);
     }
 
     /// Forgets the bell of a topic once nobody holds it any longer; `group_left` that of a group.
@@ -142,14 +148,14 @@ pub async fn retain(shared: Arc<Shared>) {
 }
 
 /// Whether a member would be given something now, and otherwise when to look again.
-enum Outlook {
+pub enum Outlook {
     Ready,
     AtCap,
     /// Cluster time at which the first open event is due.
     Later(Option<u64>),
 }
 
-fn outlook(live: &Live, record: &GroupRecord, member: &Name, now_ms: u64) -> Outlook {
+pub fn outlook(live: &Live, record: &GroupRecord, member: &Name, now_ms: u64) -> Outlook {
     let positions = live.positions.get(&record.group);
     let open = || positions.into_iter().flat_map(|positions| positions.values()).flat_map(|row| &row.open);
     let held: u64 = open()
@@ -303,7 +309,36 @@ impl Shared {
     }
 
     pub fn read_group(&self, group: &Name) -> Result<Answer, ErrorReply> {
-        Ok(Answer::Group(Box::new(self.group_view(&*self.group(group)?)?)))
+        let record = self.group(group)?;
+        let members = self.members_of(&record);
+        Ok(Answer::Group(Box::new(GroupView { members, ..self.group_view(&record)? })))
+    }
+
+    fn members_of(&self, record: &GroupRecord) -> Vec<MemberView> {
+        let live = self.replica.tables().live();
+        let mut members: BTreeMap<Name, (bool, u64)> = BTreeMap::new();
+        for agent in live.agents.values().filter(|agent| !agent.registration.subscriptions.is_empty()) {
+            if agent.registration.groups().contains_key(&record.group) {
+                members.insert(agent.agent_id().as_name(), (true, 0));
+            }
+        }
+        let positions = live.positions.get(&record.group).into_iter().flat_map(BTreeMap::values);
+        for open in positions.flat_map(|position| &position.open) {
+            if let Some(member) = &open.member {
+                members.entry(member.clone()).or_default().1 += open.to - open.from;
+            }
+        }
+        let state = |member: &Name| {
+            let agent = AgentId::parse(member).ok().and_then(|agent_id| live.agents.get(&agent_id));
+            agent.map(|agent| agent.state)
+        };
+        let view = |(member, (subscribed, open)): (Name, (bool, u64))| MemberView {
+            state: state(&member),
+            member,
+            subscribed,
+            open,
+        };
+        members.into_iter().map(view).collect()
     }
 
     fn group_view(&self, record: &GroupRecord) -> Result<GroupView, ErrorReply> {
@@ -328,7 +363,7 @@ impl Shared {
             let oldest = self.rows(&topic.event_type, floor, floor + 1, 1)?.first().map(|row| row.at);
             positions.push(PositionView { lag: position.lag(&topic), position, oldest });
         }
-        Ok(GroupView { record: record.clone(), positions })
+        Ok(GroupView { record: record.clone(), positions, members: Vec::new() })
     }
 
     pub async fn create_group(
@@ -414,7 +449,8 @@ impl Shared {
         self.read_barrier(deadline).await?;
         let wait_until = wait_until.unwrap_or_else(Instant::now);
         let ack_wait_ms = self.rules().rules.events.ack_wait_ms;
-        let bell = self.bells.group(&*self.group(&group)?);
+        let record = self.group(&group)?;
+        let bell = self.bells.named(&group, &record.topics);
         let handed = loop {
             let rung = bell.notified();
             tokio::pin!(rung);
@@ -511,11 +547,14 @@ impl Shared {
         command: Command,
         deadline: Instant,
     ) -> Result<Answer, ErrorReply> {
-        if let Command::Say { member, .. } = &command {
-            must_be_member(principal, member)?;
-        }
-        match self.propose(command, deadline).await? {
-            Reply::Heard(changed) => Ok(Answer::Heard(changed)),
+        let Command::Say { group, member, about, word } = &command else { return Err(unexpected()) };
+        must_be_member(principal, member)?;
+        match self.propose(command.clone(), deadline).await? {
+            Reply::Heard(changed) => {
+                let ack_wait = Duration::from_millis(self.rules().rules.events.ack_wait_ms);
+                self.windows.said(group, member, about, word, ack_wait);
+                Ok(Answer::Heard(changed))
+            }
             _ => Err(unexpected()),
         }
     }
@@ -535,7 +574,7 @@ impl Shared {
         })
     }
 
-    fn rows(
+    pub fn rows(
         &self,
         event_type: &EventType,
         from: u64,

@@ -12,6 +12,7 @@ mod ingress;
 mod leader;
 mod peers;
 mod problems;
+mod push;
 mod read;
 mod requests;
 mod skew;
@@ -54,6 +55,7 @@ pub struct Shared {
     pub delivery: delivery::Handle,
     pub waiters: waiters::Waiters,
     pub bells: events::Bells,
+    pub windows: push::Windows,
     pub heartbeats: heartbeat::Heartbeats,
     pub space: Space,
     pub metrics: Metrics,
@@ -203,6 +205,7 @@ impl Node {
             delivery,
             waiters: waiters::Waiters::default(),
             bells: events::Bells::default(),
+            windows: push::Windows::default(),
             heartbeats: heartbeat::Heartbeats::default(),
             space: Space::new(&config.data_dir, LOW_SPACE_BYTES),
             metrics: Metrics::default(),

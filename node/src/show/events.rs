@@ -2,7 +2,7 @@
 
 use reach_protocol::{
     AgentId, EventRow, EventType, Name, Stamp,
-    event::{DeliveredEvent, Gap, GroupView, Published, TopicRecord},
+    event::{DeliveredEvent, Gap, GroupView, MemberView, Published, TopicRecord},
     json::without_nulls,
 };
 use serde_json::{Value, json};
@@ -178,6 +178,17 @@ fn group_json(view: &GroupView) -> Value {
     })
 }
 
+fn member_json(member: &MemberView) -> Value {
+    let mut value = json!({
+        "member": member.member,
+        "subscribed": member.subscribed,
+        "state": member.state,
+        "unacknowledged": member.open,
+    });
+    without_nulls(&mut value, 0);
+    value
+}
+
 pub fn group(view: &GroupView) -> Shown {
     let rows = view
         .positions
@@ -202,7 +213,15 @@ pub fn group(view: &GroupView) -> Shown {
         "group {} reads {}, made by {}; dead letters in {dead}",
         record.group, record.topics, record.author
     );
-    Shown { json: group_json(view), head, rows, notes: vec![note] }
+    let member = |member: &MemberView| {
+        let by = if member.subscribed { "subscribed" } else { "pulls" };
+        let state = member.state.map_or(String::new(), |state| format!(", {state}"));
+        format!("member {}: {by}{state}, {} unacknowledged", member.member, member.open)
+    };
+    let notes = std::iter::once(note).chain(view.members.iter().map(member)).collect();
+    let mut json = group_json(view);
+    json["members"] = view.members.iter().map(member_json).collect();
+    Shown { json, head, rows, notes }
 }
 
 pub fn groups(items: &[GroupView], next: Option<&Name>, as_of: Stamp) -> Shown {

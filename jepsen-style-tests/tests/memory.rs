@@ -86,8 +86,12 @@ impl Raw {
         let registration = Box::new(registration);
         let register = Request::Register { registration, instance: instance.clone(), uptime_ms: 0 };
         self.answered(1, register).await?;
-        let attach =
-            Request::Attach { agent_id: agent_id.clone(), instance: instance.clone(), held: Vec::new() };
+        let attach = Request::Attach {
+            agent_id: agent_id.clone(),
+            instance: instance.clone(),
+            held: Vec::new(),
+            window: 0,
+        };
         self.answered(2, attach).await?;
         let run = Holder { agent_id, instance };
         let mut beats = tokio::time::interval(self.heartbeat);

@@ -186,6 +186,7 @@ impl Host {
                 agent_id: run.agent_id.clone(),
                 instance: run.instance.clone(),
                 held: Vec::new(),
+                window: 0,
             });
             link.answered(attaches.collect()).await?;
             link.runs.extend_from_slice(group);

@@ -721,6 +721,41 @@ fn operators_drain_resume_and_remove_and_no_call_of_a_fenced_run_is_heard() -> a
 }
 
 #[test]
+fn an_agent_is_a_member_by_its_registration_and_leaves_with_it() -> anyhow::Result<()> {
+    let cluster = Cluster::start()?;
+    let register = |subscriptions: Value| {
+        let body = json!({ "instance_id": "i1", "capabilities": [{ "name": "listen" }], "subscriptions": subscriptions });
+        cluster.ask(0, "PUT", "/v1/agents/w1", Some(body))
+    };
+    register(json!([{ "type": "build.*", "group": "ci" }, "other.v1"])).ok();
+    let event = json!({ "event_type": "build.done.v1", "payload": 1 });
+    cluster.ask(1, "POST", "/v1/events", Some(event)).ok();
+    let pulled = cluster.ask(2, "POST", "/v1/groups/ci/pull?member=w1", None).ok();
+    assert_eq!(pulled["items"].as_array().map(Vec::len), Some(1));
+    let shown = cluster.get("/v1/groups/ci");
+    assert_eq!(
+        (&shown["topics"], &shown["author"], &shown["members"]),
+        (
+            &json!("build.*"),
+            &json!("http-loopback"),
+            &json!([{ "member": "w1", "subscribed": true, "state": "ready", "unacknowledged": 1 }])
+        )
+    );
+    assert_eq!(cluster.get("/v1/groups/w1")["topics"], "other.v1", "a group of its own");
+
+    let refused = register(json!(["other.v1", { "type": "deploy.*", "group": "ci" }]));
+    assert_eq!((refused.status, refused.code().as_str()), (409, "illegal_transition"), "{refused:?}");
+    assert_eq!(refused.json()["field"], "subscriptions[1]");
+    // What it holds goes back with its membership.
+    register(json!(["other.v1"])).ok();
+    let shown = cluster.get("/v1/groups/ci");
+    assert_eq!((&shown["members"], &shown["lag"]), (&json!([]), &json!(1)));
+    let pulled = cluster.ask(1, "POST", "/v1/groups/ci/pull?member=w2", None).ok();
+    assert_eq!(pulled["items"][0]["deliveries"], 2);
+    cluster.stop()
+}
+
+#[test]
 fn events_are_published_read_handed_out_and_acknowledged() -> anyhow::Result<()> {
     let cluster = Cluster::start()?;
     let post = |path: &str, body: Value| cluster.ask(1, "POST", path, Some(body));

@@ -21,6 +21,7 @@ use reach_protocol::{
     event::{GroupView, dead_letters},
     frame::{Answer, Request},
 };
+use tokio::sync::Semaphore;
 
 const SHORT: Duration = Duration::from_secs(10);
 const PROGRESS_MAX: Duration = Duration::from_secs(90);
@@ -166,5 +167,60 @@ async fn a_group_of_agents_handles_every_event_while_one_and_the_leader_die() ->
     assert!(handled.iter().copied().eq(0..400), "not every event was handled: {handled:?}");
     let dead = Request::Topic { event_type: dead_letters(&Name::parse("crew")?) };
     assert!(client.request(dead, SHORT).await.is_err(), "no event is a dead letter");
+    Ok(())
+}
+
+/// An agent that works on one event at a time is sent two, however many there are; large ones, which take
+/// streams of their own, keep their place among small ones.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_agent_is_sent_no_more_than_its_window_and_all_in_order() -> anyhow::Result<()> {
+    const EVENTS: u64 = 30;
+    let cluster = Cluster::start(3).await?;
+    let client = cluster.client().await?;
+    let (go, ledger) = (Arc::new(Semaphore::new(0)), Ledger::default());
+    let (gate, seen) = (go.clone(), ledger.clone());
+    let agent = Agent::builder("slow")
+        .capability("listen", 1.0)
+        .inbox_dir(inbox_dir(&cluster, "slow"))
+        .subscribe("load.*", Some("crew"))
+        .events_at_once(1)
+        .on_events(move |delivered, _| {
+            let (gate, seen) = (gate.clone(), seen.clone());
+            async move {
+                seen.lock().expect("no panic").push((delivered.event.offset, delivered.deliveries));
+                gate.acquire().await.expect("it stays open").forget();
+                Ok(())
+            }
+        })
+        .handler(|_: Task| async { Ok(Done::new(Json::null())) })
+        .connect(cluster.agent_options(&AgentId::parse("slow")?)?)
+        .await?;
+    let event_type = EventType::parse("load.step.v1")?;
+    for number in 0..EVENTS {
+        let bytes = if number % 3 == 1 { 100 << 10 } else { 10 };
+        let payload = Json::from_value(&"x".repeat(bytes).into());
+        client.publish(vec![Envelope::event(&event_type, payload)]).await?;
+    }
+    let open = |view: &GroupView| view.members.iter().map(|member| member.open).sum::<u64>();
+    until(&client, |view| open(view) == 2).await?;
+    for _ in 0..EVENTS {
+        go.add_permits(1);
+        let view = crew(&client).await?;
+        assert!(open(&view) <= 2, "{view:?}");
+    }
+    until(&client, |view| view.positions.iter().all(|shown| shown.lag == 0)).await?;
+    let order: Vec<_> = (0..EVENTS).map(|offset| (offset, 1)).collect();
+    assert_eq!(*ledger.lock().expect("no panic"), order);
+
+    // What has not begun when it leaves goes back, and is not counted as a delivery.
+    publish(&client, 0..3).await?;
+    until(&client, |view| open(view) == 2).await?;
+    let leaving = tokio::spawn(agent.shutdown());
+    until(&client, |view| open(view) == 1).await?;
+    go.add_permits(1);
+    leaving.await?;
+    let view = crew(&client).await?;
+    assert_eq!((open(&view), view.positions[0].lag), (0, 2), "{view:?}");
+    assert!(view.positions[0].position.open.iter().all(|open| open.deliveries == 0), "{view:?}");
     Ok(())
 }

@@ -570,7 +570,7 @@ pub enum GroupsCommand {
         #[arg(long, value_name = "G")]
         after: Option<Name>,
     },
-    /// Show a group's place in each of its topics.
+    /// Show a group's place in each of its topics, and its members.
     Show {
         #[arg(value_name = "G")]
         group: Name,
@@ -579,7 +579,7 @@ pub enum GroupsCommand {
     Create {
         #[arg(value_name = "G")]
         group: Name,
-        /// What it reads: an event type, or all that begin alike, as in task.*.
+        /// What it reads: an event type, or all that begin alike, as in task.*; several with commas between.
         #[arg(long = "topic", value_name = "T")]
         topics: Topics,
         /// Where it begins in the topics there are: earliest, latest, an offset, or a time, as RFC 3339 or such as

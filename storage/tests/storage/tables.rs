@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use reach_machine::Write;
 use reach_protocol::{
-    EventRow, Json, MessageState,
-    event::{EventMark, TopicRecord},
+    EventRow, Json, MessageState, Name,
+    event::{EventMark, GroupPosition, Open, TopicRecord},
     message::StateName,
 };
 use reach_storage::Applied;
@@ -150,6 +150,36 @@ fn a_topic_keeps_its_place_whatever_goes_and_whoever_reads() {
         assert_eq!(all, (2_400..2_501).collect::<Vec<_>>());
         assert_eq!(tables.events(&event_type(), 2_400, u64::MAX, 1).unwrap().len(), 1, "at least one");
         assert_eq!(tables.batch().event_mark(&msg(1)), Some(mark_of));
+    }
+}
+
+#[test]
+fn who_holds_events_is_known_in_the_batch_and_after_it() {
+    for disk in Disk::all() {
+        let mut store = disk.open();
+        let (group, member) = (Name::parse("g").unwrap(), Name::parse("w").unwrap());
+        let position = |holder: Option<&Name>| {
+            let open = Open { from: 0, to: 2, member: holder.cloned(), pull: 1, deliveries: 1, due_ms: 9 };
+            let position = GroupPosition::new(group.clone(), event_type(), 2);
+            Arc::new(GroupPosition { open: vec![open], ..position })
+        };
+        let held = position(Some(&member));
+        let mut batch = store.tables.batch();
+        batch.write(vec![Write::PutPosition(held.clone())]);
+        assert_eq!(batch.held(&member), std::slice::from_ref(&held));
+        batch.advance(1, mark(1));
+        batch.commit().unwrap();
+        store.tables.flush().unwrap();
+        drop(store);
+        store = disk.open();
+
+        let mut batch = store.tables.batch();
+        assert_eq!(batch.held(&member), [held]);
+        batch.write(vec![Write::PutPosition(position(None))]);
+        assert_eq!(batch.held(&member), []);
+        batch.advance(2, mark(2));
+        batch.commit().unwrap();
+        assert!(store.tables.live().held.is_empty());
     }
 }
 

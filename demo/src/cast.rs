@@ -45,8 +45,10 @@ impl Folders {
         if work.exists() {
             fs::remove_dir_all(&work).with_context(|| format!("can't empty {}", work.display()))?;
         }
-        for report in
-            ["REPORT.md", "report.html"].map(|name| out.join(name)).iter().filter(|path| path.exists())
+        for report in ["REPORT.md", "report.html", crate::scribe::FILE]
+            .map(|name| out.join(name))
+            .iter()
+            .filter(|path| path.exists())
         {
             fs::remove_file(report).with_context(|| format!("can't remove {}", report.display()))?;
         }

@@ -17,6 +17,7 @@ mod planner;
 mod recompute;
 mod report;
 mod screen;
+mod scribe;
 mod snapshot;
 mod summary;
 mod trace;
@@ -83,6 +84,17 @@ enum Role {
         #[command(flatten)]
         place: agent::Place,
     },
+    /// The agent that writes the post-mortem.
+    #[command(hide = true)]
+    Scribe {
+        #[arg(long)]
+        id: String,
+        /// The cluster's folder, with a log in each node's.
+        #[arg(long)]
+        logs: PathBuf,
+        #[command(flatten)]
+        place: agent::Place,
+    },
 }
 
 #[tokio::main]
@@ -93,6 +105,7 @@ async fn main() -> ExitCode {
             agent::run(kind, &id, weight, place).await.map(|()| true)
         }
         Some(Role::Planner { id, jobs, place }) => planner::run(&id, &jobs, place).await.map(|()| true),
+        Some(Role::Scribe { id, logs, place }) => scribe::run(&id, logs, place).await.map(|()| true),
         None => {
             let agent_reach = cli.demo.agent_reach.unwrap_or_else(beside_this_program);
             orchestrator::run(&cli.demo.repo, &cli.demo.out, agent_reach, cli.demo.keep).await

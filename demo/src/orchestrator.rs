@@ -1,7 +1,7 @@
 //! The demo from beginning to end, in the order in which it prints.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     process::Stdio,
@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use reach_protocol::{frame::AgentView, frame::ClusterView};
+use reach_protocol::{NodeId, frame::AgentView, frame::ClusterView};
 use tokio::{
     process::Command,
     signal::unix::{SignalKind, signal},
@@ -25,6 +25,7 @@ use crate::{
     planner::JobRecord,
     recompute,
     screen::{Screen, table},
+    scribe,
     snapshot::Snapshot,
     summary::Summary,
     unit, verdict,
@@ -36,6 +37,8 @@ use crate::{
 const CLUSTER_MAX: Duration = Duration::from_secs(40);
 /// How long the agents may take to be ready.
 const AGENTS_MAX: Duration = Duration::from_secs(20);
+/// How long the new leader may take to tell of itself, and the scribe to write.
+const POSTMORTEM_MAX: Duration = Duration::from_secs(20);
 /// The agents that are there from the beginning, with what the demo starts them as.
 const AGENTS: &[(&str, &[&str])] = &[
     ("planner", &["planner"]),
@@ -44,6 +47,7 @@ const AGENTS: &[(&str, &[&str])] = &[
     ("scan_b", &["agent", "scan", "--weight", "0.5"]),
     ("secrets", &["agent", "secrets"]),
     ("writer", &["agent", "writer"]),
+    ("scribe", &["scribe"]),
 ];
 
 /// Answers whether everything held.
@@ -144,6 +148,8 @@ async fn show(screen: &mut Screen, cast: &mut Cast, repo: &Path) -> anyhow::Resu
     let two = stage.job_two().await?;
     let second = JobRecord::read(&stage.cast.folders.file("jobs"), 2)?;
 
+    let told = say_postmortem(&mut stage, two.failover.killed).await?;
+
     stage.screen.step(9, "CHECKED WITHOUT AGENT-REACH", "");
     let recomputed = {
         let (snapshot, script) = (snapshot.clone(), script.clone());
@@ -160,8 +166,31 @@ async fn show(screen: &mut Screen, cast: &mut Cast, repo: &Path) -> anyhow::Resu
         one,
         two,
         agreement: failover::agreement(&stage.cluster, Duration::from_secs(10)).await?,
+        told,
     };
     Ok(say_verdict(stage.screen, &evidence))
+}
+
+/// Waits until the scribe, woken by an event, has told of the leader's loss, and shows its words.
+async fn say_postmortem(
+    stage: &mut Stage<'_>,
+    killed: Option<(NodeId, u32)>,
+) -> anyhow::Result<BTreeMap<String, usize>> {
+    let out = stage.cast.folders.out.clone();
+    let node = killed.map_or_else(String::new, |(node, _)| node.to_string());
+    stage.screen.live("the scribe writes");
+    let every = Duration::from_millis(100);
+    let told = until("the post-mortem", POSTMORTEM_MAX, every, async || {
+        Ok(Some(scribe::told(&out)).filter(|told| told.contains_key(&node)))
+    });
+    let told = told.await.unwrap_or_else(|_| scribe::told(&out));
+    let place = out.join(scribe::FILE);
+    stage.screen.step(8, "EVENT", format!("{} wakes scribe: {}", scribe::WAKES, place.display()));
+    let text = fs::read_to_string(&place).unwrap_or_else(|_| "it was not woken".into());
+    let sentences =
+        text.lines().filter(|line| line.starts_with("At ")).flat_map(|line| line.split_inclusive(". "));
+    sentences.for_each(|sentence| stage.screen.detail(sentence.trim()));
+    Ok(told)
 }
 
 /// Says which program is missing before anything else is started.
@@ -228,8 +257,10 @@ async fn start_agents(
     }
     for (id, arguments) in AGENTS {
         let mut command = cast.myself(id, arguments)?;
-        if *id == "planner" {
-            command.arg("--jobs").arg(cast.folders.file("jobs"));
+        match *id {
+            "planner" => drop(command.arg("--jobs").arg(cast.folders.file("jobs"))),
+            "scribe" => drop(command.arg("--logs").arg(cast.folders.file("cluster"))),
+            _ => {}
         }
         cast.start(id, "Rust SDK", command)?;
     }

@@ -56,6 +56,7 @@ pub const SCAN: &str = "code.scan";
 pub const DOCS: &str = "docs.check";
 pub const SECRETS: &str = "secrets.scan";
 pub const WRITE: &str = "report.write";
+pub const POSTMORTEM: &str = "postmortem.write";
 pub const PLAN: &str = "repo.checkup";
 
 impl Unit {

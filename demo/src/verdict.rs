@@ -17,6 +17,7 @@ use crate::{
     jobs::{JobOne, JobTwo, percentages},
     ledger::{self, Start},
     planner::JobRecord,
+    scribe,
     snapshot::FILE_BYTES_MAX,
 };
 
@@ -104,6 +105,8 @@ pub struct Evidence {
     pub one: JobOne,
     pub two: JobTwo,
     pub agreement: Agreement,
+    /// How often the scribe's post-mortem tells of the loss of which node.
+    pub told: BTreeMap<String, usize>,
 }
 
 impl Evidence {
@@ -289,6 +292,14 @@ impl Evidence {
                 changed && done > 0 && done < total,
                 format!("the leader died at {done} of {total} tasks, and another led"),
             ),
+            line(
+                failover.killed.is_some_and(|(node, _)| self.told.contains_key(&node.to_string())),
+                format!(
+                    "{} woke scribe, and {} tells of the loss of the leader",
+                    scribe::WAKES,
+                    scribe::FILE
+                ),
+            ),
         ]
     }
 }
@@ -379,6 +390,7 @@ mod tests {
                 },
                 mistaken: Vec::new(),
             },
+            told: BTreeMap::from([("n1".to_string(), 1)]),
             agreement: Agreement::Equal { applied: 9, hash: 1, nodes: vec![NodeId(1), NodeId(2), NodeId(3)] },
         }
     }

@@ -30,7 +30,7 @@ pub const FILE: &str = "POSTMORTEM.md";
 const ASK_MAX: Duration = Duration::from_secs(5);
 const PAGE: u32 = 500;
 
-/// A line of a node's log that tells of its role or of its links.
+/// A line of a node's log that tells of its role.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Line {
     at: Timestamp,
@@ -42,19 +42,16 @@ struct Line {
 enum Said {
     Started,
     Leads { term: u64 },
-    LinkLost { peer: String },
 }
 
-/// One leader gone, and the next.
+/// One leader after another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Change {
-    lost: String,
-    /// When the first of the others lost its link to it.
-    lost_at: Timestamp,
+    before: String,
     next: String,
     term: u64,
     at: Timestamp,
-    /// When the lost one's process was there again.
+    /// When the process of the one before was there again.
     back_at: Option<Timestamp>,
 }
 
@@ -145,13 +142,11 @@ fn line(node: &str, text: &str) -> Option<Line> {
         timestamp: Timestamp,
         message: String,
         term: Option<u64>,
-        peer: Option<String>,
     }
     let logged: Logged = serde_json::from_str(text).ok()?;
-    let said = match (logged.message.as_str(), logged.term, logged.peer) {
-        ("node started", ..) => Said::Started,
-        ("this node leads", Some(term), _) => Said::Leads { term },
-        ("link lost", _, Some(peer)) => Said::LinkLost { peer },
+    let said = match (logged.message.as_str(), logged.term) {
+        ("node started", _) => Said::Started,
+        ("this node leads", Some(term)) => Said::Leads { term },
         _ => return None,
     };
     Some(Line { at: logged.timestamp, node: node.into(), said })
@@ -160,26 +155,22 @@ fn line(node: &str, text: &str) -> Option<Line> {
 fn changes(lines: &[Line]) -> Vec<Change> {
     let leads = lines.iter().filter_map(|line| match line.said {
         Said::Leads { term } => Some((line, term)),
-        _ => None,
+        Said::Started => None,
     });
     let leads: Vec<(&Line, u64)> = leads.collect();
-    let change = |pair: &[(&Line, u64)]| {
-        let [(before, _), (next, term)] = pair else { return None };
-        let lost = Said::LinkLost { peer: before.node.clone() };
-        let between = |line: &&Line| (before.at..=next.at).contains(&line.at);
-        let lost_at = lines.iter().filter(between).find(|line| line.said == lost).map(|line| line.at)?;
+    let changes = leads.windows(2).filter(|pair| pair[0].0.node != pair[1].0.node).map(|pair| {
+        let (before, (next, term)) = (pair[0].0, pair[1]);
         let is_back =
-            |line: &&Line| line.node == before.node && line.said == Said::Started && line.at > lost_at;
-        Some(Change {
-            lost: before.node.clone(),
-            lost_at,
+            |line: &&Line| line.node == before.node && line.said == Said::Started && line.at > next.at;
+        Change {
+            before: before.node.clone(),
             next: next.node.clone(),
-            term: *term,
+            term,
             at: next.at,
             back_at: lines.iter().find(is_back).map(|line| line.at),
-        })
-    };
-    leads.windows(2).filter_map(change).collect()
+        }
+    });
+    changes.collect()
 }
 
 fn text(changes: &[Change], completed: &[Timestamp], offline: &[Timestamp]) -> String {
@@ -187,27 +178,27 @@ fn text(changes: &[Change], completed: &[Timestamp], offline: &[Timestamp]) -> S
     if changes.is_empty() {
         text.push_str("No leader was lost.\n");
     }
-    for change in changes {
-        let Change { lost, lost_at, next, term, at, back_at } = change;
-        let gap = lost_at.duration_until(*at).as_secs_f64();
-        let within = |times: &[Timestamp]| times.iter().filter(|time| (lost_at..at).contains(time)).count();
-        let after = completed.iter().filter(|time| *time >= at).count();
-        text.push_str(&format!(
-            "At {} the leader {lost} was lost. {next} led {gap:.1} s later, in term {term}. ",
-            clock(*lost_at)
-        ));
-        text.push_str(&format!(
-            "Tasks completed before: {}; while nobody led: {}; since: {after}. ",
-            completed.iter().filter(|time| *time < lost_at).count(),
-            within(completed)
-        ));
-        text.push_str(&format!("Agents taken for lost while nobody led: {}. ", within(offline)));
+    for Change { before, next, term, at, back_at } in changes {
+        text.push_str(&format!("At {} {next} took over from {before}, in term {term}. ", clock(*at)));
+        let last = completed.iter().filter(|time| *time < at).max();
+        let first = completed.iter().filter(|time| *time >= at).min();
+        if let (Some(last), Some(first)) = (last, first) {
+            let gap = last.duration_until(*first).as_secs_f64();
+            let lost = offline.iter().filter(|time| (last..=first).contains(time)).count();
+            text.push_str(&format!(
+                "The last result before was recorded at {}, the next {gap:.1} s later. ",
+                clock(*last)
+            ));
+            text.push_str(&format!("Agents taken for lost between the two: {lost}. "));
+        }
+        let earlier = completed.iter().filter(|time| *time < at).count();
+        text.push_str(&format!("Results recorded before: {earlier}; since: {}. ", completed.len() - earlier));
         match back_at {
             Some(back_at) => {
-                let after = lost_at.duration_until(*back_at).as_secs_f64();
-                text.push_str(&format!("{lost} was started again after {after:.1} s.\n\n"));
+                let after = at.duration_until(*back_at).as_secs_f64();
+                text.push_str(&format!("{before} was started again {after:.1} s after that.\n\n"));
             }
-            None => text.push_str(&format!("{lost} is not back yet.\n\n")),
+            None => text.push_str(&format!("{before} is not back yet.\n\n")),
         }
     }
     text.push_str(
@@ -220,12 +211,12 @@ fn clock(at: Timestamp) -> String {
     at.strftime("%H:%M:%S%.3f UTC").to_string()
 }
 
-/// How many changes of the leader of which node the file tells of, for the verdict.
+/// How often the file tells of the loss of which leader, for the verdict.
 pub fn told(out: &Path) -> BTreeMap<String, usize> {
     let text = fs::read_to_string(out.join(FILE)).unwrap_or_default();
     let mut told = BTreeMap::new();
-    for (_, rest) in text.match_indices("the leader ").map(|(at, found)| text.split_at(at + found.len())) {
-        if let Some((node, _)) = rest.split_once(" was lost") {
+    for part in text.split("took over from ").skip(1) {
+        if let Some((node, _)) = part.split_once(',') {
             *told.entry(node.to_string()).or_default() += 1;
         }
     }
@@ -246,7 +237,6 @@ mod tests {
         let lines: Vec<Line> = [
             log("n1", 1, r#""message":"node started","node":"n1""#),
             log("n1", 2, &leads(1)),
-            log("n3", 10, r#""message":"link lost","peer":"n1""#),
             log("n3", 11, r#""message":"another line""#),
             log("n2", 12, &leads(2)),
             log("n1", 14, r#""message":"node started","node":"n1""#),
@@ -257,8 +247,9 @@ mod tests {
         let changes = changes(&lines);
         let at = |second: u32| format!("2026-01-02T03:04:{second:02}Z").parse::<Timestamp>().unwrap();
         let text = text(&changes, &[at(5), at(11), at(13), at(20)], &[at(3)]);
-        let sentence = "At 03:04:10.500 UTC the leader n1 was lost. n2 led 2.0 s later, in term 2. Tasks completed before: 1; \
-                        while nobody led: 1; since: 2. Agents taken for lost while nobody led: 0. n1 was started again after 4.0 s.";
+        let sentence = "At 03:04:12.500 UTC n2 took over from n1, in term 2. The last result before was recorded at \
+                        03:04:11.000 UTC, the next 2.0 s later. Agents taken for lost between the two: 0. \
+                        Results recorded before: 2; since: 2. n1 was started again 2.0 s after that.";
         assert!(text.contains(sentence), "{text}");
 
         let place = tempfile::tempdir().unwrap();

@@ -1,7 +1,11 @@
 //! What the leader sees of the cluster and no entry caused, told as events: calendars that go wrong
 //! and right again, another leader, nodes that fall silent and come back.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use reach_protocol::{Command, MsgId, NodeId, Principal, command::Observed};
 use tokio::time::Instant;
@@ -42,65 +46,83 @@ pub async fn run(shared: Arc<Shared>) {
         if told.term != now.term {
             told = Told { term: now.term, since_ms: shared.clock.mono_ms(), ..Told::default() };
         }
-        for observed in told.news(&shared) {
+        for news in told.news(&shared) {
+            let observed = news.observed(&shared);
             let command = Command::Observe { msg_id: made("m_", MsgId::parse), observed };
-            // One that got lost with this leader is seen again by the next.
+            // What is not known to be written is news with the next look as well, or to the next leader.
             if let Err(error) = shared.propose(command, Instant::now() + LOOK_EVERY).await {
                 tracing::debug!(code = %error.code, "an event about the cluster was not written");
                 break;
             }
+            told.heard(news);
         }
     }
 }
 
+/// Something that nobody was told yet.
+#[derive(Debug)]
+enum News {
+    Off(Skewed),
+    /// As it was pointed out last.
+    RightAgain(Skewed),
+    Silent(Vec<NodeId>),
+}
+
 impl Told {
-    fn news(&mut self, shared: &Shared) -> Vec<Observed> {
+    fn news(&self, shared: &Shared) -> Vec<News> {
         let mut news = self.clocks(shared.skewed());
         let now_ms = shared.clock.mono_ms();
         // Before that this node may not have heard the others yet.
         if now_ms - self.since_ms >= SILENT_MS {
-            let members = shared.members();
-            let is_silent = |node: &&NodeId| {
-                **node != shared.node_id
-                    && shared.heartbeats.node_age_ms(**node, now_ms).is_none_or(|age_ms| age_ms > SILENT_MS)
+            let is_silent = |node: &NodeId| {
+                *node != shared.node_id
+                    && shared.heartbeats.node_age_ms(*node, now_ms).is_none_or(|age_ms| age_ms > SILENT_MS)
             };
-            let silent: Vec<NodeId> = members.keys().filter(is_silent).copied().collect();
+            let silent: Vec<NodeId> = shared.members().into_keys().filter(is_silent).collect();
             if self.silent.as_ref() != Some(&silent) {
-                let (leader, nodes) = (shared.node_id, members.len() as u32);
-                news.push(Observed::Health { leader, silent: silent.clone(), nodes });
-                self.silent = Some(silent);
+                news.push(News::Silent(silent));
             }
         }
         news
     }
 
-    fn clocks(&mut self, now: Vec<Skewed>) -> Vec<Observed> {
-        let now: BTreeMap<Who, Skewed> = now.into_iter().map(|skewed| (skewed.who.clone(), skewed)).collect();
-        let came = now.iter().filter(|(who, _)| !self.skewed.contains_key(who));
-        let came: Vec<Skewed> = came.take(SKEWS_MAX).map(|(_, skewed)| skewed.clone()).collect();
-        let went = self.skewed.keys().filter(|who| !now.contains_key(who)).take(SKEWS_MAX - came.len());
-        let went: Vec<Skewed> =
-            went.cloned().collect::<Vec<_>>().iter().filter_map(|who| self.skewed.remove(who)).collect();
-        let mut news: Vec<Observed> = went.into_iter().map(|skewed| observed(&skewed, false)).collect();
-        for skewed in came {
-            news.push(observed(&skewed, true));
-            self.skewed.insert(skewed.who.clone(), skewed);
+    fn clocks(&self, now: Vec<Skewed>) -> Vec<News> {
+        let off: BTreeSet<&Who> = now.iter().map(|skewed| &skewed.who).collect();
+        let went = self.skewed.values().filter(|skewed| !off.contains(&skewed.who));
+        let went: Vec<News> = went.cloned().map(News::RightAgain).collect();
+        let came = now.into_iter().filter(|skewed| !self.skewed.contains_key(&skewed.who));
+        went.into_iter().chain(came.map(News::Off)).take(SKEWS_MAX).collect()
+    }
+
+    fn heard(&mut self, news: News) {
+        match news {
+            News::Off(skewed) => drop(self.skewed.insert(skewed.who.clone(), skewed)),
+            News::RightAgain(skewed) => drop(self.skewed.remove(&skewed.who)),
+            News::Silent(silent) => self.silent = Some(silent),
         }
-        news
     }
 }
 
-/// `offset_ms` of one that is right again is the last that was pointed out.
-fn observed(skewed: &Skewed, is_off: bool) -> Observed {
-    let who = match &skewed.who {
-        Who::Node(node) => Principal::Node(*node),
-        Who::Agent(agent_id) => Principal::Agent(agent_id.clone()),
-    };
-    let message = match is_off {
-        true => skewed.to_string(),
-        false => format!("the clock of {} is right again", skewed.who),
-    };
-    Observed::ClockSkew { who, host: skewed.host.clone(), offset_ms: skewed.offset_ms, is_off, message }
+impl News {
+    fn observed(&self, shared: &Shared) -> Observed {
+        let (skewed, is_off) = match self {
+            Self::Silent(silent) => {
+                let (leader, nodes) = (shared.node_id, shared.members().len() as u32);
+                return Observed::Health { leader, silent: silent.clone(), nodes };
+            }
+            Self::Off(skewed) => (skewed, true),
+            Self::RightAgain(skewed) => (skewed, false),
+        };
+        let who = match &skewed.who {
+            Who::Node(node) => Principal::Node(*node),
+            Who::Agent(agent_id) => Principal::Agent(agent_id.clone()),
+        };
+        let message = match is_off {
+            true => skewed.to_string(),
+            false => format!("the clock of {} is right again", skewed.who),
+        };
+        Observed::ClockSkew { who, host: skewed.host.clone(), offset_ms: skewed.offset_ms, is_off, message }
+    }
 }
 
 #[cfg(test)]
@@ -117,24 +139,35 @@ mod tests {
         }
     }
 
-    fn is_off(news: &[Observed]) -> Vec<bool> {
-        let each = news.iter().map(|observed| match observed {
-            Observed::ClockSkew { is_off, .. } => *is_off,
-            other => panic!("{other:?}"),
-        });
-        each.collect()
+    /// Tells all of it; how many calendars went wrong, and how many right again.
+    fn tell(told: &mut Told, now: &[Skewed]) -> (usize, usize) {
+        let news = told.clocks(now.to_vec());
+        let off = news.iter().filter(|news| matches!(news, News::Off(_))).count();
+        let counts = (off, news.len() - off);
+        news.into_iter().for_each(|news| told.heard(news));
+        counts
     }
 
     #[test]
     fn a_calendar_is_told_once_and_its_end_once_and_many_bit_by_bit() {
         let mut told = Told::default();
         let all: Vec<Skewed> = (0..150).map(skewed).collect();
-        assert_eq!(told.clocks(all.clone()).len(), SKEWS_MAX);
-        assert_eq!(told.clocks(all.clone()).len(), 50);
-        assert_eq!(told.clocks(all.clone()), []);
-        assert_eq!(is_off(&told.clocks(all[1..].to_vec())), [false]);
-        assert_eq!(is_off(&told.clocks(all.clone())), [true]);
-        assert_eq!(is_off(&told.clocks(Vec::new())), [false; SKEWS_MAX]);
-        assert_eq!(told.clocks(Vec::new()).len(), 50);
+        assert_eq!(tell(&mut told, &all), (SKEWS_MAX, 0));
+        assert_eq!(tell(&mut told, &all), (50, 0));
+        assert_eq!(tell(&mut told, &all), (0, 0));
+        assert_eq!(tell(&mut told, &all[1..]), (0, 1));
+        assert_eq!(tell(&mut told, &all), (1, 0));
+        assert_eq!(tell(&mut told, &[]), (0, SKEWS_MAX));
+        assert_eq!(tell(&mut told, &[]), (0, 50));
+    }
+
+    #[test]
+    fn what_was_not_written_is_news_again() {
+        let mut told = Told::default();
+        let all = [skewed(0)];
+        assert_eq!(told.clocks(all.to_vec()).len(), 1);
+        assert_eq!(tell(&mut told, &all), (1, 0));
+        assert_eq!(told.clocks(Vec::new()).len(), 1);
+        assert_eq!(tell(&mut told, &[]), (0, 1));
     }
 }

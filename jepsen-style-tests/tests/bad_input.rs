@@ -72,6 +72,43 @@ async fn a_node_that_can_not_start_says_why_and_what_to_do() -> anyhow::Result<(
     Ok(())
 }
 
+/// It could vote for a leader that lacks what it had acknowledged itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_lost_its_folder_is_turned_away_and_the_others_go_on() -> anyhow::Result<()> {
+    let mut cluster = Cluster::start(3).await?;
+    cluster.wait_until_serving().await?;
+    let leader = cluster.leader().await?;
+    let others = cluster.node_ids().into_iter().filter(|id| *id != leader).collect::<Vec<_>>();
+    let (emptied, kept) = (others[0], others[1]);
+    let folder = cluster.root().join(emptied.to_string());
+    let (data, aside) = (folder.join("data"), folder.join("aside"));
+
+    cluster.kill(emptied)?;
+    std::fs::rename(&data, &aside)?;
+    let (error, code) = said(&node(&folder.join("node.toml"))?);
+    assert!(error.contains(&format!("knows {emptied} by other data")), "{error}");
+    assert!(error.contains("under a new node id"), "{error}");
+    assert_eq!(code, Some(20));
+
+    // The leader has stayed what it is, and its word is enough to know the emptied one after a restart too.
+    assert_eq!(cluster.leader().await?, leader);
+    cluster.kill(kept)?;
+    cluster.kill(leader)?;
+    cluster.spawn(leader)?;
+    let (error, code) = said(&node(&folder.join("node.toml"))?);
+    assert!(error.contains(&format!("{leader} knows {emptied}")), "{error}");
+    assert_eq!(code, Some(20));
+    cluster.spawn(kept)?;
+    cluster.wait_until_serving().await?;
+
+    // With its own data it is welcome.
+    std::fs::remove_dir_all(&data)?;
+    std::fs::rename(&aside, &data)?;
+    cluster.spawn(emptied)?;
+    cluster.converged().await?;
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bad_registration_is_refused_whole_with_its_field_and_its_limit() -> anyhow::Result<()> {
     let cluster = Cluster::start(1).await?;

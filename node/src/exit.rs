@@ -12,7 +12,7 @@ pub struct Exit {
 
 /// Wrong arguments or configuration.
 pub const USAGE: u8 = 2;
-/// The folder belongs to somebody else, is in use, or lost its identity or its tail.
+/// The folder belongs to somebody else, is in use, was emptied, or lost its identity or its tail.
 pub const IDENTITY: u8 = 20;
 /// The disk failed: a write, an fsync, or a read that found damage.
 pub const DISK: u8 = 21;

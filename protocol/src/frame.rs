@@ -613,6 +613,16 @@ pub enum PeerFrame {
     Offset {
         offset_ms: i64,
     },
+    /// First on a new link: by which data the other node is a member. Answered by `Incarnation`.
+    AskIncarnation {
+        id: u64,
+    },
+    Incarnation {
+        id: u64,
+        incarnation: String,
+    },
+    /// It is not the data by which the sender knows the other node, which therefore has to stop.
+    Disowned,
 }
 
 /// A node's word on the agents it holds. On a new link it begins with all of them; after that it

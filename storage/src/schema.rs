@@ -274,6 +274,7 @@ pub fn meta(key: MetaKey) -> Vec<u8> {
         MetaKey::Vote => "vote",
         MetaKey::Committed => "committed",
         MetaKey::Identity => "identity",
+        MetaKey::Acquaintances => "acquaintances",
     })
 }
 
@@ -477,6 +478,7 @@ mod tests {
             ("vote", meta(MetaKey::Vote)),
             ("committed", meta(MetaKey::Committed)),
             ("identity", meta(MetaKey::Identity)),
+            ("acquaintances", meta(MetaKey::Acquaintances)),
             ("purged", purged()),
         ];
         let text: String =
@@ -505,6 +507,7 @@ mod tests {
             vote         \x00\x00\x00\x00vote
             committed    \x00\x00\x00\x00committed
             identity     \x00\x00\x00\x00identity
+            acquaintances \x00\x00\x00\x00acquaintances
             purged       \x00\x00\x00\x00purged
         "#]]
         .assert_eq(&text);

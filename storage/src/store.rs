@@ -23,6 +23,8 @@ pub enum MetaKey {
     Committed,
     /// Cluster id, node id and incarnation: whose log this is.
     Identity,
+    /// The incarnations of the other nodes.
+    Acquaintances,
 }
 
 /// What the log holds: entries `first..next`, everything below `first` purged. `purged` is the

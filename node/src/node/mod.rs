@@ -8,6 +8,7 @@ mod delivery;
 mod events;
 mod health;
 mod heartbeat;
+mod identity;
 mod ingress;
 mod leader;
 mod peers;
@@ -24,16 +25,19 @@ use std::{
 
 use reach_config::NodeConfig;
 use reach_protocol::{
-    Limits, Name, NodeId, RulesRecord, codec,
+    Limits, Name, NodeId, RulesRecord,
     frame::{Answer, MessageView, NodeReport},
 };
 use reach_raft::{Member, Replica};
-use reach_storage::{LogStore, MetaKey, Space, Tables, rocks};
+use reach_storage::{Space, rocks};
 use reach_transport::{Credentials, Door, Endpoint};
-use serde::{Deserialize, Serialize};
+use tokio::sync::SetOnce;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use self::consensus::Consensus;
+use self::{
+    consensus::Consensus,
+    identity::{Acquaintances, Identity},
+};
 use crate::{clock::Clock, exit::Exit, http, metrics::Metrics, patience::when_free, telemetry};
 
 pub use requests::WAIT_MAX;
@@ -45,6 +49,7 @@ pub struct Shared {
     pub node_id: NodeId,
     pub cluster: Name,
     pub data_dir: PathBuf,
+    pub incarnation: String,
     pub initial_members: BTreeMap<NodeId, Member>,
     pub clock: Arc<Clock>,
     pub certificates: Arc<certificates::Certificates>,
@@ -60,6 +65,8 @@ pub struct Shared {
     pub space: Space,
     pub metrics: Metrics,
     pub http_addr: Option<SocketAddr>,
+    /// Who told this node that its data is not what it had as a member.
+    pub disowned: SetOnce<NodeId>,
     pub stop: CancellationToken,
     pub tracker: TaskTracker,
 }
@@ -107,15 +114,6 @@ impl Shared {
     }
 }
 
-/// Whose data a folder holds: written once, compared at every start.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Identity {
-    cluster: Name,
-    cluster_id: String,
-    node_id: NodeId,
-    incarnation: String,
-}
-
 /// The log and the tables on this node's disk.
 type Store = reach_storage::Opened<rocks::RocksLog, rocks::RocksTables>;
 
@@ -147,7 +145,8 @@ impl Node {
         let (cluster, node_id) = (config.cluster.clone(), config.node_id);
 
         let store = open_store(&config).await?;
-        check_identity(&config, fingerprint(&peer_tls.ca_pem), &*store.log, &*store.tables).await?;
+        let cluster_id = identity::fingerprint(&peer_tls.ca_pem);
+        let identity = Identity::of_folder(&config, cluster_id, &*store.log, &*store.tables).await?;
 
         let clock = Arc::new(Clock::default());
         let certificates = certificates::Certificates::new(clock.clone(), store.tables.clone());
@@ -181,6 +180,7 @@ impl Node {
             cluster.clone(),
             peer_endpoint.clone(),
             certificates.clone(),
+            Acquaintances::load(store.log.clone())?,
             &initial_members,
         );
         let snapshots = config.data_dir.join("snapshots");
@@ -195,6 +195,7 @@ impl Node {
             node_id,
             cluster,
             data_dir: config.data_dir.clone(),
+            incarnation: identity.incarnation,
             initial_members,
             clock,
             certificates,
@@ -210,6 +211,7 @@ impl Node {
             space: Space::new(&config.data_dir, LOW_SPACE_BYTES),
             metrics: Metrics::default(),
             http_addr: config.http_listen,
+            disowned: SetOnce::new(),
             stop,
             tracker,
         });
@@ -250,6 +252,7 @@ impl Node {
         let fault = tokio::select! {
             () = until => None,
             reason = self.shared.replica.fatal() => Some(Exit::fatal(reason)),
+            by = self.shared.disowned.wait() => Some(identity::lost_data(&self.shared.data_dir, self.shared.node_id, *by)),
         };
         self.stop().await;
         fault.map_or(Ok(()), Err)
@@ -358,54 +361,4 @@ async fn open_store(config: &NodeConfig) -> Result<Store, Exit> {
     let is_in_use = |error: &reach_storage::Error| matches!(error, reach_storage::Error::InUse { .. });
     let opened = when_free(|| rocks::open(&config.data_dir, options()), is_in_use).await;
     opened.map_err(Exit::storage)
-}
-
-/// Tells one cluster from another of the same name: of its peer CA, which `cluster new` makes.
-fn fingerprint(ca_pem: &str) -> String {
-    codec::digest(ca_pem.trim().as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Refuses another cluster's or another node's data, and data that lost its identity.
-async fn check_identity(
-    config: &NodeConfig,
-    cluster_id: String,
-    log: &dyn LogStore,
-    tables: &dyn Tables,
-) -> Result<(), Exit> {
-    let stored = log.meta(MetaKey::Identity).map_err(Exit::disk)?;
-    let dir = config.data_dir.display();
-    let Some(bytes) = stored else {
-        let bounds = log.bounds();
-        if bounds.next > bounds.first || tables.applied().index > 0 {
-            return Err(Exit::identity(format!(
-                "{dir} holds data but not whose it is. Restore the folder from a copy, or replace this node under a \
-                 new node id; don't start it empty under the old one"
-            )));
-        }
-        let identity = Identity {
-            cluster: config.cluster.clone(),
-            cluster_id,
-            node_id: config.node_id,
-            incarnation: ulid::Ulid::generate().to_string(),
-        };
-        let (done, written) = tokio::sync::oneshot::channel();
-        let on_disk = Box::new(move |result| drop(done.send(result)));
-        log.put_meta(MetaKey::Identity, codec::encode(&identity), on_disk);
-        return written
-            .await
-            .map_err(|_| Exit::identity("the log's writer is gone".into()))?
-            .map_err(Exit::disk);
-    };
-    let identity: Identity =
-        codec::decode("identity", &bytes).map_err(|error| Exit::identity(error.to_string()))?;
-    let mine = (&config.cluster, &cluster_id, config.node_id);
-    let theirs = (&identity.cluster, &identity.cluster_id, identity.node_id);
-    if mine == theirs {
-        return Ok(());
-    }
-    Err(Exit::identity(format!(
-        "{dir} belongs to node {} of cluster {} ({}), and this is node {} of cluster {} ({cluster_id}). Point data_dir at this \
-         node's own folder, or at an empty one if the node is new",
-        identity.node_id, identity.cluster, identity.cluster_id, config.node_id, config.cluster
-    )))
 }

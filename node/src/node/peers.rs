@@ -19,7 +19,7 @@ use reach_raft::{Dial, DialError, Member};
 use reach_transport::{Connection, Duplex, Endpoint, LinkTx};
 use tokio::sync::oneshot;
 
-use super::{Shared, certificates::Certificates, leader::Proposed};
+use super::{Shared, certificates::Certificates, identity::Acquaintances, leader::Proposed};
 
 /// The kind of a stream that carries Raft.
 const RAFT_STREAM: u8 = 1;
@@ -40,6 +40,7 @@ struct Inner {
     cluster: Name,
     endpoint: Endpoint,
     certificates: Arc<Certificates>,
+    acquaintances: Acquaintances,
     links: Mutex<HashMap<NodeId, Outbound>>,
     /// What was asked and not yet answered, with the connection it went over.
     asked: Mutex<HashMap<u64, (u64, oneshot::Sender<PeerFrame>)>>,
@@ -59,6 +60,7 @@ impl Peers {
         cluster: Name,
         endpoint: Endpoint,
         certificates: Arc<Certificates>,
+        acquaintances: Acquaintances,
         members: &BTreeMap<NodeId, Member>,
     ) -> Self {
         let addresses = members.iter().map(|(id, member)| (*id, member.peer_addr.clone())).collect();
@@ -67,6 +69,7 @@ impl Peers {
             cluster,
             endpoint,
             certificates,
+            acquaintances,
             links: Mutex::default(),
             asked: Mutex::default(),
             next_id: AtomicU64::new(1),
@@ -131,14 +134,22 @@ impl Peers {
     }
 
     async fn ask(&self, node: NodeId, id: u64, frame: &PeerFrame) -> Result<PeerFrame, ErrorReply> {
-        let not_linked =
-            || ErrorReply::new(Code::NoLeader, format!("no link to {node}")).with_retry_after_ms(50);
-        let outbound = self.links().get(&node).cloned().ok_or_else(not_linked)?;
+        let outbound = self.links().get(&node).cloned().ok_or_else(|| not_linked(node))?;
+        self.ask_over(&outbound, node, id, frame).await
+    }
+
+    async fn ask_over(
+        &self,
+        outbound: &Outbound,
+        node: NodeId,
+        id: u64,
+        frame: &PeerFrame,
+    ) -> Result<PeerFrame, ErrorReply> {
         let (sender, answered) = oneshot::channel();
         self.asked().insert(id, (outbound.connection.id(), sender));
         // Whoever stops waiting (a deadline, a caller that left) takes its entry away.
         let _forget = Forget { peers: self, id };
-        outbound.tx.send(codec::encode(frame)).map_err(|_| not_linked())?;
+        outbound.tx.send(codec::encode(frame)).map_err(|_| not_linked(node))?;
         answered
             .await
             .map_err(|_| ErrorReply::new(Code::OutcomeUnknown, format!("the link to {node} was lost")))
@@ -152,18 +163,47 @@ impl Peers {
         self.0.asked.lock().expect("no panic while it is held")
     }
 
-    async fn dial_now(&self, node: NodeId, address: &str) -> Result<Outbound, String> {
+    async fn dial_now(&self, node: NodeId, address: &str) -> Result<(), String> {
         let mut addresses =
             tokio::net::lookup_host(address).await.map_err(|error| format!("{address}: {error}"))?;
         let address = addresses.next().ok_or_else(|| format!("{address} has no address"))?;
         let connect = self.0.endpoint.connect(address, &self.0.cluster, Some(node));
-        let connection = connect.await.map_err(|error| error.to_string())?;
+        let connection = in_time(connect).await?.map_err(|error| error.to_string())?;
         let (tx, rx) = connection.link();
         let outbound = Outbound { connection: connection.clone(), tx };
-        self.links().insert(node, outbound.clone());
-        tokio::spawn(self.clone().read_answers(node, connection, rx));
-        tracing::info!(peer = %node, "linked");
-        Ok(outbound)
+        tokio::spawn(self.clone().read_answers(node, connection.clone(), rx));
+        match in_time(self.meet(node, &outbound)).await.flatten() {
+            Ok(()) => {
+                self.links().insert(node, outbound);
+                tracing::info!(peer = %node, "linked");
+                Ok(())
+            }
+            Err(reason) => {
+                connection.close(&reason);
+                Err(reason)
+            }
+        }
+    }
+
+    /// Nothing else is asked of a node before it is known to be the one that it was.
+    async fn meet(&self, node: NodeId, outbound: &Outbound) -> Result<(), String> {
+        let id = self.next_id();
+        let answer = self.ask_over(outbound, node, id, &PeerFrame::AskIncarnation { id }).await;
+        let incarnation = match answer.map_err(|error| error.to_string())? {
+            PeerFrame::Incarnation { incarnation, .. } => incarnation,
+            _ => return Err("it did not say who it is".to_owned()),
+        };
+        match self.0.acquaintances.is_itself(node, incarnation).await {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                tracing::error!(peer = %node, "it came back without the data that it had: it has to be replaced under a new id");
+                let _ = outbound.tx.send(codec::encode(&PeerFrame::Disowned));
+                // It hangs up when it has read that.
+                outbound.connection.closed().await;
+                Err("it lost its data".to_owned())
+            }
+            Err(error) => Err(error.to_string()),
+        }
     }
 
     async fn read_answers(self, node: NodeId, connection: Connection, mut rx: reach_transport::LinkRx) {
@@ -181,7 +221,8 @@ impl Peers {
                 PeerFrame::Proposed { id, .. }
                 | PeerFrame::ReadAt { id, .. }
                 | PeerFrame::Reported { id, .. }
-                | PeerFrame::Calendar { id, .. } => *id,
+                | PeerFrame::Calendar { id, .. }
+                | PeerFrame::Incarnation { id, .. } => *id,
                 _ => continue,
             };
             let asked = self.asked().remove(&id);
@@ -189,35 +230,38 @@ impl Peers {
                 let _ = sender.send(frame);
             }
         }
-        let mut links = self.links();
-        if links.get(&node).is_some_and(|outbound| outbound.connection.id() == connection.id()) {
-            links.remove(&node);
-            tracing::info!(peer = %node, "link lost");
-        }
-        drop(links);
+        connection.close("the link ended");
         // Dropping the senders tells everyone who waits that the outcome is unknown.
         self.asked().retain(|_, (over, _)| *over != connection.id());
     }
 
+    /// The only one that dials `node`, and that takes its lost link away.
     async fn keep_linked(self, node: NodeId) {
         loop {
             let outbound = self.links().get(&node).cloned();
-            match outbound {
-                Some(outbound) => drop(outbound.connection.closed().await),
-                None => {
-                    let address =
-                        self.0.addresses.lock().expect("no panic while it is held").get(&node).cloned();
-                    let Some(address) = address else { return };
-                    match tokio::time::timeout(DIAL_MAX, self.dial_now(node, &address)).await {
-                        Ok(Ok(_)) => continue,
-                        Ok(Err(reason)) => tracing::debug!(peer = %node, reason, "not linked"),
-                        Err(_) => tracing::debug!(peer = %node, "not linked: no answer in time"),
-                    }
+            if let Some(outbound) = outbound {
+                outbound.connection.closed().await;
+                self.links().remove(&node);
+                tracing::info!(peer = %node, "link lost");
+            } else {
+                let address = self.0.addresses.lock().expect("no panic while it is held").get(&node).cloned();
+                let Some(address) = address else { return };
+                match self.dial_now(node, &address).await {
+                    Ok(()) => continue,
+                    Err(reason) => tracing::debug!(peer = %node, reason, "not linked"),
                 }
             }
             tokio::time::sleep(REDIAL_AFTER).await;
         }
     }
+}
+
+fn not_linked(node: NodeId) -> ErrorReply {
+    ErrorReply::new(Code::NoLeader, format!("no link to {node}")).with_retry_after_ms(50)
+}
+
+async fn in_time<T>(answer: impl Future<Output = T>) -> Result<T, String> {
+    tokio::time::timeout(DIAL_MAX, answer).await.map_err(|_| "no answer in time".to_owned())
 }
 
 struct Forget<'a> {
@@ -347,10 +391,17 @@ fn answer(shared: &Arc<Shared>, node: NodeId, tx: &LinkTx, frame: PeerFrame) {
             let wall_ms = leading.then(|| shared.clock.stamp().wall_ms);
             let _ = tx.send(codec::encode(&PeerFrame::Calendar { id, wall_ms }));
         }
+        PeerFrame::AskIncarnation { id } => {
+            let incarnation = shared.incarnation.clone();
+            let _ = tx.send(codec::encode(&PeerFrame::Incarnation { id, incarnation }));
+        }
+        // The first who says so is enough.
+        PeerFrame::Disowned => drop(shared.disowned.set(node)),
         // Answers come over the link that we dialled.
         PeerFrame::Proposed { .. }
         | PeerFrame::ReadAt { .. }
         | PeerFrame::Reported { .. }
-        | PeerFrame::Calendar { .. } => {}
+        | PeerFrame::Calendar { .. }
+        | PeerFrame::Incarnation { .. } => {}
     }
 }

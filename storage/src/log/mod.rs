@@ -354,7 +354,7 @@ const POISON: &str = "a wrong use of the log panicked before";
 
 fn load<K: Kv>(disk: &K) -> io::Result<(LogBounds, u64, BTreeMap<MetaKey, Bytes>)> {
     let mut metas = BTreeMap::new();
-    for key in [MetaKey::Vote, MetaKey::Committed, MetaKey::Identity] {
+    for key in [MetaKey::Vote, MetaKey::Committed, MetaKey::Identity, MetaKey::Acquaintances] {
         let row = schema::meta(key);
         if let Some(value) = disk.read(Table::LogMeta, &row)? {
             metas.insert(key, schema::unseal(&format!("{key:?} beside the log"), &row, &value)?);

@@ -91,6 +91,8 @@ impl NodeFile {
              cache_mib = {cache}\n\
              # MiB kept back on the disk, given up when it is full so that what is running can end.\n\
              ballast_mib = {ballast}\n\
+             # With less free than so many MiB the node takes no new work in.\n\
+             low_water_mib = {low_water}\n\
              \n\
              # The members the cluster starts with, and where each is dialled.\n",
             id = self.node_id,
@@ -107,6 +109,7 @@ impl NodeFile {
             },
             cache = self.storage.cache_mib,
             ballast = self.storage.ballast_mib,
+            low_water = self.storage.low_water_mib,
         );
         for (id, Addresses { peer, client }) in &self.nodes {
             let _ = write!(text, "[nodes.{id}]\npeer = \"{peer}\"\nclient = \"{client}\"\n\n");

@@ -129,11 +129,16 @@ pub struct Storage {
     /// Space kept back in MiB, given up when the disk is full so that what is running can end.
     /// Default 256; 0 keeps none.
     pub ballast_mib: u32,
+    /// With less free space than this, in MiB, a node takes no new work in. Default 256.
+    pub low_water_mib: u32,
 }
+
+/// A size beyond it, 1 TiB, is a slip.
+const MIB_MAX: u32 = 1 << 20;
 
 impl Default for Storage {
     fn default() -> Self {
-        Self { cache_mib: 128, ballast_mib: 256 }
+        Self { cache_mib: 128, ballast_mib: 256, low_water_mib: 256 }
     }
 }
 
@@ -284,13 +289,15 @@ impl Form {
         nodes.insert(node_id, own);
         no_address_twice(document, &nodes)?;
 
-        if !(8..=1 << 20).contains(&self.storage.cache_mib) {
-            let problem = format!("is {}; it must be from 8 to {} (MiB)", self.storage.cache_mib, 1 << 20);
+        if !(8..=MIB_MAX).contains(&self.storage.cache_mib) {
+            let problem = format!("is {}; it must be from 8 to {MIB_MAX} (MiB)", self.storage.cache_mib);
             return Err(document.fault("storage.cache_mib", problem));
         }
-        if self.storage.ballast_mib > 1 << 20 {
-            let problem = format!("is {}; it must be from 0 to {} (MiB)", self.storage.ballast_mib, 1 << 20);
-            return Err(document.fault("storage.ballast_mib", problem));
+        let Storage { ballast_mib, low_water_mib, .. } = self.storage;
+        for (key, mib) in [("storage.ballast_mib", ballast_mib), ("storage.low_water_mib", low_water_mib)] {
+            if mib > MIB_MAX {
+                return Err(document.fault(key, format!("is {mib}; it must be from 0 to {MIB_MAX} (MiB)")));
+            }
         }
 
         Ok(NodeConfig {

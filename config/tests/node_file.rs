@@ -40,7 +40,10 @@ fn the_smallest_file_has_every_default() {
     assert_eq!(config.nodes.len(), 1);
     assert_eq!(config.nodes[&NodeId(2)].client, config.client_advertise);
     assert_eq!((config.log.level, config.log.format), (Level::Info, Format::Json));
-    assert_eq!((config.storage.cache_mib, config.storage.ballast_mib), (128, 256));
+    assert_eq!(
+        (config.storage.cache_mib, config.storage.ballast_mib, config.storage.low_water_mib),
+        (128, 256, 256)
+    );
 }
 
 #[test]

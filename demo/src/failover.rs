@@ -149,6 +149,8 @@ mod tests {
                 sessions: 0,
                 http_addr: None,
                 ending: Vec::new(),
+                free_bytes: None,
+                space_is_low: false,
             }),
         };
         ClusterView {

@@ -110,6 +110,42 @@ async fn a_node_that_lost_its_folder_is_turned_away_and_the_others_go_on() -> an
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_with_a_nearly_full_disk_takes_nothing_new_in_and_is_a_problem() -> anyhow::Result<()> {
+    let mut cluster = Cluster::start(3).await?;
+    cluster.wait_until_serving().await?;
+    let (full, fine) = (NodeId(1), NodeId(2));
+    let file = cluster.root().join("n1").join("node.toml");
+    let config = std::fs::read_to_string(&file)?;
+    // More than any disk has.
+    std::fs::write(
+        &file,
+        without(&config, "low_water_mib").replace("[storage]", "[storage]\nlow_water_mib = 1_048_576"),
+    )?;
+    cluster.kill(full)?;
+    cluster.spawn(full)?;
+    let client = cluster.client_of(full).await?;
+    let submit = || -> anyhow::Result<Request> {
+        let envelope = Box::new(Envelope::request(vec![Tag::parse("nobody.declares.this")?], Json::null()));
+        Ok(Request::Submit { envelope, sent_at_ms: None, wait_ms: None })
+    };
+    let refused = client.request(submit()?, SHORT).await.unwrap_err();
+    assert_eq!(refused.code(), Code::DiskFull, "{refused}");
+    assert!(refused.to_string().contains("the disk of n1 is nearly full"), "{refused}");
+    let Answer::Problems { items, .. } = client.request(Request::Problems, SHORT).await? else {
+        anyhow::bail!("something else than problems came back");
+    };
+    assert!(
+        items.iter().any(|problem| problem.kind.as_str() == "disk_low" && problem.about == "n1"),
+        "{items:?}"
+    );
+
+    // Another one takes it as far as to find that there is no agent for it.
+    let refused = cluster.client_of(fine).await?.request(submit()?, SHORT).await.unwrap_err();
+    assert_eq!(refused.code(), Code::NoCandidate, "{refused}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bad_registration_is_refused_whole_with_its_field_and_its_limit() -> anyhow::Result<()> {
     let cluster = Cluster::start(1).await?;
     let agent_id = AgentId::parse("declares")?;

@@ -21,6 +21,7 @@ const AGENTS: &str = "agent_reach_agents";
 const UNFINISHED: &str = "agent_reach_messages_unfinished";
 const WAITING: &str = "agent_reach_messages_waiting";
 const RULES: &str = "agent_reach_rules_revision";
+const DISK_FREE: &str = "agent_reach_disk_free_bytes";
 const MEMORY: &str = "process_resident_memory_bytes";
 const CPU: &str = "process_cpu_seconds_total";
 
@@ -55,6 +56,7 @@ fn describe() {
     describe_gauge!(UNFINISHED, "Messages without an end.");
     describe_gauge!(WAITING, "Of those, messages that wait for an agent.");
     describe_gauge!(RULES, "Revision of the rules in force here.");
+    describe_gauge!(DISK_FREE, "What the disk of this node's folder still has, in bytes.");
     describe_gauge!(MEMORY, "Memory of this process that is resident, in bytes.");
     describe_counter!(CPU, "Processor time of this process, user and system, in seconds.");
 }
@@ -102,6 +104,9 @@ impl Metrics {
             gauge!(UNFINISHED).set(unfinished as f64);
             gauge!(WAITING).set(waiting as f64);
             gauge!(RULES).set(rules as f64);
+            if let Some(bytes) = report.free_bytes {
+                gauge!(DISK_FREE).set(bytes as f64);
+            }
             if let Some(bytes) = resident_bytes() {
                 gauge!(MEMORY).set(bytes as f64);
             }

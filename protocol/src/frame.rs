@@ -469,6 +469,7 @@ pub enum ProblemKind {
     NoLeader,
     NodeUnreachable,
     NodeLagging,
+    DiskLow,
     MassExpiry,
     AgentOffline,
     AgentDraining,
@@ -482,6 +483,7 @@ impl ProblemKind {
             Self::NoLeader => "no_leader",
             Self::NodeUnreachable => "node_unreachable",
             Self::NodeLagging => "node_lagging",
+            Self::DiskLow => "disk_low",
             Self::MassExpiry => "mass_expiry",
             Self::AgentOffline => "agent_offline",
             Self::AgentDraining => "agent_draining",
@@ -536,6 +538,10 @@ pub struct NodeReport {
     /// Certificates it sees at work, its own and those of its connections, that end within 30 days; the
     /// first to end first, at most 100.
     pub ending: Vec<Ending>,
+    /// What its disk still has; none where that can't be asked.
+    pub free_bytes: Option<u64>,
+    /// Less than its file's `low_water_mib`: it takes no new work in.
+    pub space_is_low: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -309,11 +309,16 @@ impl Shared {
 
     /// New work needs space; what is running goes on without.
     pub fn must_have_space(&self) -> Result<(), ErrorReply> {
-        if self.space.is_low().unwrap_or(false) {
-            let message = "this node's disk is nearly full: free some space on it";
+        if self.space_is_low() {
+            let message = format!("the disk of {} is nearly full: free some space on it", self.node_id);
             return Err(ErrorReply::new(Code::DiskFull, message).with_retry_after_ms(5_000));
         }
         Ok(())
+    }
+
+    /// What can't be asked is not known to be low.
+    pub fn space_is_low(&self) -> bool {
+        self.space.is_low().unwrap_or(false)
     }
 
     /// Only the current run of an agent gets tasks.

@@ -110,6 +110,8 @@ impl Shared {
             sessions: self.delivery.sessions(),
             http_addr: self.http_addr.map(|addr| addr.to_string()),
             ending: self.certificates.ending(),
+            free_bytes: self.space.free_bytes().ok(),
+            space_is_low: self.space_is_low(),
         }
     }
 }
@@ -127,8 +129,6 @@ pub struct Node {
     consensus: Consensus,
 }
 
-/// With less free space than this, submissions are refused and what is running goes on.
-const LOW_SPACE_BYTES: u64 = 256 << 20;
 /// How long a shutdown may take before it is cut short.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
 
@@ -208,7 +208,7 @@ impl Node {
             bells: events::Bells::default(),
             windows: push::Windows::default(),
             heartbeats: heartbeat::Heartbeats::default(),
-            space: Space::new(&config.data_dir, LOW_SPACE_BYTES),
+            space: Space::new(&config.data_dir, u64::from(config.storage.low_water_mib) << 20),
             metrics: Metrics::default(),
             http_addr: config.http_listen,
             disowned: SetOnce::new(),

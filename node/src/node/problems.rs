@@ -30,7 +30,8 @@ const SAME_KIND_MAX: usize = 100;
 const BEHIND_MIN: u64 = 1_000;
 
 /// Where problems are looked for. Another kind of problem is another line here.
-const SOURCES: &[fn(&Seen, &mut Vec<Problem>)] = &[leader, nodes, expiry, agents, clocks, certificates];
+const SOURCES: &[fn(&Seen, &mut Vec<Problem>)] =
+    &[leader, nodes, disks, expiry, agents, clocks, certificates];
 
 /// What the sources look at.
 struct Seen {
@@ -172,6 +173,24 @@ fn nodes(seen: &Seen, items: &mut Vec<Problem>) {
                 about,
             });
         }
+    }
+}
+
+fn disks(seen: &Seen, items: &mut Vec<Problem>) {
+    for node in &seen.cluster.nodes {
+        let Some(report) = node.report.as_ref().filter(|report| report.space_is_low) else { continue };
+        let about = node.node_id.to_string();
+        items.push(Problem {
+            kind: ProblemKind::DiskLow,
+            since_ms: None,
+            what: match report.free_bytes {
+                Some(bytes) => format!("the disk of {about} has {} MiB left", bytes >> 20),
+                None => format!("the disk of {about} is nearly full"),
+            },
+            effect: format!("{about} takes no new work in; what is running goes on"),
+            command: "df, on its host; free some space there".into(),
+            about,
+        });
     }
 }
 
@@ -322,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_and_certificates_are_told_with_what_to_do() {
+    fn disks_clocks_and_certificates_are_told_with_what_to_do() {
         const DAY_MS: u64 = 86_400_000;
         let now_ms = 20_000 * DAY_MS;
         let ending = |days: u64, whose: &str| Ending {
@@ -343,6 +362,8 @@ mod tests {
                 sessions: 0,
                 http_addr: None,
                 ending,
+                free_bytes: Some(5 << 20),
+                space_is_low: id == 2,
             }),
         };
         let cluster = ClusterView {
@@ -377,6 +398,7 @@ mod tests {
         assert_eq!(
             found,
             [
+                what("n2", "the disk of n2 has 5 MiB left"),
                 what("n2", &seen.skewed[0].to_string()),
                 what("agent/a", "its certificate ends at 2024-10-13T00:00:00.000Z, in 9 d 0 h"),
                 what("agent/b", "its certificate ends at 2024-10-24T00:00:00.000Z, in 20 d 0 h"),
